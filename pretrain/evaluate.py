@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +127,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     read_launcher()
     args = build_parser().parse(argv)
     mem_lens = check_options(args)
-
-    from datetime import timedelta
 
     import torch
 

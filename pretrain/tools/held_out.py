@@ -37,6 +37,7 @@ from xlpre.text.corpus import TextConfig, read_documents
 from xlpre.text.document import LineType, RowType
 from xlpre.text.hub import is_hf_dataset
 from xlpre.text.tokenizer import Tokenizer
+from xlpre.training.checkpoint import CHECKPOINTS_DIR
 from xlpre.training.distributed import Comm, rank, world_size
 
 Unit = tuple[int, int]  # index of the evaluation, unit of the evaluation
@@ -81,8 +82,9 @@ def open_model(path: str, overrides: dict[str, Any]) -> ModelFolder:
 def read_run_config(path: str) -> PretrainConfig:
     """Return the settings of the run that the model folder `path` belongs to. Default settings if it belongs to none."""
     run_dir = find_run(Path(path))
-    is_pretraining = run_dir is not None and (run_dir / "checkpoints").is_dir()
-    return load_run_config(run_dir) if run_dir is not None and is_pretraining else PretrainConfig()
+    if run_dir is None or not (run_dir / CHECKPOINTS_DIR).is_dir():  # a fine-tuning run has checkpoints by seed
+        return PretrainConfig()
+    return load_run_config(run_dir)
 
 
 def text_config(

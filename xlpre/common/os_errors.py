@@ -17,8 +17,9 @@ TRANSIENT_NAMES = (
     *("ECONNABORTED", "ECONNREFUSED", "ECONNRESET", "EADDRINUSE"),
 )
 TRANSIENT = frozenset(getattr(errno, name) for name in TRANSIENT_NAMES if hasattr(errno, name))
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 REMEDIES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Free disk space, and run the same command again."),
+    **dict.fromkeys(DISK_FULL, "Free disk space, and run the same command again."),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Choose another path, or get permission for this one."),
     **dict.fromkeys(TRANSIENT, "This error may be temporary: run the same command again."),
 }
@@ -47,7 +48,7 @@ def remedy(number: int | None) -> str:
 
 def is_disk_full(error: OSError) -> bool:
     """Return True if the disk or the quota is full."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return error.errno in DISK_FULL
 
 
 def retry(function: Callable[[], T]) -> T:

@@ -26,9 +26,8 @@ from xlpre.config.schema_docs import setting_keys
 Schema = TypeVar("Schema")
 DeriveOverrides = Callable[[Any], Sequence[str]]  # settings -> `key=value` overrides
 NULL = ("", "null", "~")
-ALTERNATIVES = {
-    "text": ("source", "mixture")
-}  # settings of a group of which a later file or override replaces all, instead of merging
+# settings of a group: if a later file or override sets one of them, it replaces all of them instead of being merged
+ALTERNATIVES = {"text": ("source", "mixture")}
 NOT_DECIMAL = re.compile(r"[-+]?(\d+(:\d+)+(\.\d*)?|0\d+)")  # YAML reads 1:30 as 90 and 010 as 8
 CONVERSION_RULES = (  # OmegaConf's messages, and what the value must be
     (r"Value '(?P<value>.*)' of type '\w+' could not be converted to Integer", "an integer"),

@@ -253,7 +253,7 @@ def _units_of_source(source: str, weight: float, config: TextConfig) -> list[Rea
         n_bytes = sum(stat.st_size for stat in stats) // n_shards
         return [ReadUnit(source, weight, i, n_shards, n_bytes, modified_ns) for i in range(n_shards)]
     if config.line_type == "verbatim":
-        _, begin, end = _split_range(source)
+        _, begin, end = split_range(source)
         return [_verbatim_unit(path, weight, begin, end) for path in _matching_files(source, config)]
     return [unit for path in _matching_files(source, config) for unit in _units_of_file(path, weight, config)]
 
@@ -264,7 +264,7 @@ def _verbatim_unit(path: Path, weight: float, begin: int, end: int | None) -> Re
     return ReadUnit(str(path), weight, begin, end, max(n_bytes, 0), stat.st_mtime_ns)
 
 
-def _split_range(source: str) -> tuple[str, int, int | None]:
+def split_range(source: str) -> tuple[str, int, int | None]:
     """Return the glob, the first byte, and the byte after the last one, of a source such as `enwik8[0:90000000]`."""
     match = re.fullmatch(r"(.+)\[(\d*):(\d*)\]", source)
     if not match:
@@ -294,7 +294,7 @@ def _units_of_file(path: Path, weight: float, config: TextConfig) -> Iterator[Re
 
 def source_exists(source: str) -> bool:
     """Return False if `source` names files, and none of them exists. Datasets on the Hugging Face Hub are not looked up."""
-    path, _, _ = _split_range(source)
+    path, _, _ = split_range(source)
     found = Path(path).exists() or bool(glob.glob(path, recursive=True))
     return found or source == "docstrings" or is_hf_dataset(source)
 
@@ -302,7 +302,7 @@ def source_exists(source: str) -> bool:
 def _matching_files(pattern: str, config: TextConfig) -> list[Path]:
     is_verbatim = config.line_type == "verbatim"
     if is_verbatim:
-        pattern, _, _ = _split_range(pattern)
+        pattern, _, _ = split_range(pattern)
     paths = [Path(pattern)] if Path(pattern).is_file() else sorted(map(Path, glob.glob(pattern, recursive=True)))
     if not paths:
         raise ValueError(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from xlpre.common.files import write_text
-from xlpre.text.corpus import TextConfig, source_files
+from xlpre.text.corpus import TextConfig, source_files, split_range
 from xlpre.text.document import Document
 from xlpre.text.preprocess import Preprocess, clean_text
 from xlpre.text.sentencepiece_tokenizer import MAX_SENTENCE_BYTES, SENTENCEPIECE_VERSION, SentencePieceTokenizer
@@ -153,7 +153,7 @@ def _training_record(text: TextConfig, config: TokenizerConfig) -> dict[str, Any
     sources: list[list[Any]] = []
     for source in text.sources:
         files = source_files(text, [source])
-        byte_range = source[source.rindex("[") :] if text.line_type == "verbatim" and source.endswith("]") else ""
+        byte_range = source.removeprefix(split_range(source)[0]) if text.line_type == "verbatim" else ""
         sources += [[Path(name).name + byte_range, size] for name, size in files.items()] or [[source, None]]
     is_table = config.kind != "sentencepiece"
     return {

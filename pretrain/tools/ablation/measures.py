@@ -184,9 +184,8 @@ def read_measures(ablation: Ablation) -> dict[str, Measure]:
             of_run = [_add(measures, LOSS, True, row, result.seed, result.loss)]
             if result.minimal_pairs is not None:
                 of_run.append(_add(measures, PAIRS, False, row, result.seed, result.minimal_pairs))
-            for measure in of_run:
-                if not result.is_finished:
-                    measure.unfinished.setdefault(row, set()).add(result.seed)
+            for measure in () if result.is_finished else of_run:
+                measure.unfinished.setdefault(row, set()).add(result.seed)
         if not is_comparable(results, base):
             measures[LOSS].other_targets.add(row)
     text_targets: dict[str, tuple[Any, ...]] = {}  # of the first row of each text
