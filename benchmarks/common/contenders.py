@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from pretrain.config import PretrainConfig
 from pretrain.planning.flops import batch_shape, flops_per_step
+from pretrain.trainer.cuda_graphs import use_cuda_graphs
 from xlpre.batch import Batch
 from xlpre.conversion import hf
 from xlpre.conversion.weight_maps import to_native
@@ -123,8 +124,11 @@ class Contender:
 
         Args:
             scope: `whole` (one graph for the model), `layers` (one graph that all layers share; the rest stays eager), a mode of
-                torch.compile, or an empty string (no compilation).
+                torch.compile, or an empty string (no compilation). `graphs` and `layers+graphs` record CUDA graphs (xlpre only).
         """
+        if scope.endswith("graphs"):
+            use_cuda_graphs(self.model)
+            scope = scope.removesuffix("graphs").removesuffix("+")
         if scope == "layers":
             for layer in self.model.backbone.layers:
                 layer.compile(dynamic=False)

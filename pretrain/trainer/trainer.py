@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pretrain.config import PretrainConfig
 from pretrain.trainer import nonfinite_dump
+from pretrain.trainer.cuda_graphs import supports_cuda_graphs, use_cuda_graphs
 from pretrain.trainer.data_warnings import warn_of_backward_text, warn_of_small_validation_text
 from pretrain.trainer.evaluator import (
     EvalResult,
@@ -265,7 +266,13 @@ class Trainer:
             model = self._inputs.weight_init.build_model(build)
         if config.train.activation_checkpointing:
             model.backbone.enable_activation_checkpointing()
-        self.engine = build_engine(model, self.context.deepspeed_config, config.train, config.optim, device)
+        train = config.train
+        if train.cuda_graphs and supports_cuda_graphs(
+            model, device, self.context.zero_stage, train.activation_checkpointing
+        ):
+            use_cuda_graphs(model, torch.compile(model.forward) if train.compile else None)
+            train = dataclasses.replace(train, compile=False)
+        self.engine = build_engine(model, self.context.deepspeed_config, train, config.optim, device)
         initial = partial(initial_memory, self.shape, initial=config.memory.initial, device=device, dtype=dtype)
         self.memories = [initial(len(lanes)) for lanes in self._lanes]
         if not saved:

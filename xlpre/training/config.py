@@ -13,6 +13,7 @@ OPERATIONAL_SETTINGS = frozenset(
     {
         "micro_batch_size",
         "compile",
+        "cuda_graphs",
         "activation_checkpointing",
         "log_every",
         "save_every",

@@ -16,6 +16,8 @@ from xlpre.model.kernels.reference import ReferenceBackend
 from xlpre.model.kernels.sdpa import SdpaBackend
 from xlpre.model.kernels.selfcheck.selfcheck import passes_selfcheck
 
+HAS_TRITON = find_spec("triton") is not None  # looked up here, because torch.compile cannot trace the search
+
 
 def load_cpu() -> type[AttentionBackend]:
     """Return the CPU backend, compiled if necessary.
@@ -39,7 +41,7 @@ def load_triton() -> type[AttentionBackend]:
     Raises:
         ValueError: the package triton is not installed.
     """
-    if find_spec("triton") is None:
+    if not HAS_TRITON:
         raise ValueError(
             "model.attention_backend=triton is invalid: it needs the package triton, which the GPU builds of torch install. "
             "Set model.attention_backend=auto."
