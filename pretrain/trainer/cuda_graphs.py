@@ -11,7 +11,8 @@ update. But the reduction of gradients starts only after the whole backward pass
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -72,23 +73,58 @@ class GraphedForward:
         inputs = [*(getattr(batch, name) for name in FIELD_SPECS), memory.hidden, memory.valid]
         key = (batch.reuse_len, *(x.shape for x in inputs))
         if key not in self._passes:
-            parameters = [p for p in self._model.parameters() if p.requires_grad]
-            self._passes[key] = RecordedPasses(self._function(batch.reuse_len), inputs, parameters)
+            aliases = ParameterAliases(self._model)
+            function = self._function(batch.reuse_len, aliases)
+            self._passes[key] = RecordedPasses(function, inputs, aliases.by_parameter)
         hidden, valid, loss, *auxiliary_losses = self._passes[key](inputs)
         return loss, Memory(hidden, valid), *auxiliary_losses
 
-    def _function(self, reuse_len: int) -> Callable[..., list[Tensor]]:
-        """Return a function from the tensors of batch and memory to those of memory and the losses."""
+    def _function(self, reuse_len: int, aliases: ParameterAliases) -> Callable[..., list[Tensor]]:
+        """Return a function from the tensors of batch and memory to those of memory and the losses, which depend on the aliases."""
 
         def run(*inputs: Tensor) -> list[Tensor]:
             *fields, hidden, valid = inputs
             tensors: dict[str, Any] = dict(zip(FIELD_SPECS, fields, strict=True))
-            loss, memory, *auxiliary_losses = self._forward(
-                Batch(**tensors, reuse_len=reuse_len), Memory(hidden, valid)
-            )
+            batch = Batch(**tensors, reuse_len=reuse_len)
+            with aliases.in_place():
+                loss, memory, *auxiliary_losses = self._forward(batch, Memory(hidden, valid))
             return [memory.hidden, memory.valid, loss, *auxiliary_losses]
 
         return run
+
+
+class ParameterAliases:
+    """New parameters with the same memory as those of a model.
+
+    Autograd adds the gradient of a parameter on the stream on which it first used the parameter. DeepSpeed uses all parameters on the
+    default stream, which must not wait for a recording. Aliases are first used on the stream of the recording.
+
+    Args:
+        model: the model.
+
+    Attributes:
+        by_parameter: alias of each parameter that requires a gradient.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.by_parameter = {p: nn.Parameter(p.detach()) for p in model.parameters() if p.requires_grad}
+        self._owners = [
+            (module, name, p)
+            for module in model.modules()
+            for name, p in module.named_parameters(recurse=False, remove_duplicate=False)
+            if p in self.by_parameter
+        ]
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Replace the parameters of the model by their aliases within the context."""
+        for module, name, parameter in self._owners:
+            setattr(module, name, self.by_parameter[parameter])
+        try:
+            yield
+        finally:
+            for module, name, parameter in self._owners:
+                setattr(module, name, parameter)
 
 
 class RecordedPasses:
@@ -97,20 +133,27 @@ class RecordedPasses:
     Args:
         function: function from tensors to N_STATES tensors without a gradient, then scalar losses.
         inputs: example of its inputs.
-        parameters: parameters whose gradients the backward pass computes. All have the same dtype.
+        parameters: parameters whose gradients the backward pass computes, with the alias of each on which the losses depend. All have
+            the same dtype.
     """
 
     def __init__(
-        self, function: Callable[..., list[Tensor]], inputs: Sequence[Tensor], parameters: Sequence[nn.Parameter]
+        self,
+        function: Callable[..., list[Tensor]],
+        inputs: Sequence[Tensor],
+        parameters: Mapping[nn.Parameter, nn.Parameter],
     ) -> None:
         self._inputs = [x.clone() for x in inputs]
-        device = parameters[0].device
+        device = inputs[0].device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):  # recording draws random numbers
             gradients = warm_up(
-                lambda: torch.autograd.grad(function(*self._inputs)[N_STATES:], parameters, allow_unused=True)
+                lambda: torch.autograd.grad(
+                    function(*self._inputs)[N_STATES:], [*parameters.values()], allow_unused=True
+                )
             )
             # the losses do not depend on the others, for example on the vector of the query stream in a model without it
             self._parameters = [p for p, gradient in zip(parameters, gradients, strict=True) if gradient is not None]
+            self._aliases = [parameters[p] for p in self._parameters]
             del gradients
             self._forward = Graph(lambda: function(*self._inputs))
             self._d_losses = [torch.ones_like(loss) for loss in self._forward.outputs[N_STATES:]]
@@ -139,7 +182,7 @@ class RecordedPasses:
 
     def _flat_gradients(self) -> list[Tensor]:
         """Return the gradients as one tensor, because one copy is faster than many."""
-        gradients = torch.autograd.grad(self._forward.outputs[N_STATES:], self._parameters, self._d_losses)
+        gradients = torch.autograd.grad(self._forward.outputs[N_STATES:], self._aliases, self._d_losses)
         return [torch.cat([gradient.flatten() for gradient in gradients])]
 
 

@@ -21,6 +21,9 @@ from xlpre.model.config import ModelConfig
 FORMAT = "xlpre"
 FORMAT_VERSION = 2  # incremented when names in the files change
 CHECKSUM = "weights_crc32c"
+ANY_DEVICE: dict[str, Any] = {
+    "attention_backend": "auto"
+}  # the attention backend of the training may not exist where the model is used
 
 
 def write_model(path: Path, config: ModelConfig, weights: Mapping[str, Tensor], objective: str) -> FileEntries:
@@ -29,7 +32,7 @@ def write_model(path: Path, config: ModelConfig, weights: Mapping[str, Tensor], 
     content = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "model": dataclasses.asdict(config),
+        "model": dataclasses.asdict(dataclasses.replace(config, **ANY_DEVICE)),
         "objective": objective,
         CHECKSUM: crc,
     }
@@ -93,7 +96,7 @@ def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[ModelConfig, di
             f"{config_file} is invalid: it must hold `model`, an object, and `objective`, a name. "
             "Copy the file again from the original folder."
         )
-    config = config_from_mapping(ModelConfig, model, str(config_file))
+    config = config_from_mapping(ModelConfig, {**model, **ANY_DEVICE}, str(config_file))
     try:
         check_checksum(file, settings.get(CHECKSUM), config_file, CHECKSUM)
         return config, safetensors.torch.load_file(file), objective

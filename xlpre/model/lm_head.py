@@ -126,7 +126,8 @@ def _losses_and_gradients(hidden: Tensor, weight: Tensor, bias: Tensor, targets:
 
 def _autocast_dtype(device_type: str) -> torch.dtype | None:
     """Return the dtype of torch.autocast, or None if it is disabled."""
-    is_enabled = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+    # the meta device has no autocast; torch.compile cannot trace torch.amp.is_autocast_available before torch 2.13
+    is_enabled = device_type != "meta" and torch.is_autocast_enabled(device_type)
     return torch.get_autocast_dtype(device_type) if is_enabled else None
 
 

@@ -104,7 +104,7 @@ INVALID = {
         ("config.json", {"model": {"positions": "somewhere"}}),
         ("config.json", {"model": {"n_layer": "two"}}),
         ("config.json", {"model": {"unknown": 1}}),
-        ("config.json", {"model": {"attention_backend": "${"}}),
+        ("config.json", {"model": {"init_scheme": "${"}}),
         ("config.json", {"model": 7}),
         ("provenance.json", {"preprocess": None}),
     ],

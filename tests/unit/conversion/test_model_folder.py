@@ -53,6 +53,16 @@ def test_every_kind_of_model_survives_in_a_native_folder(tokenizer, tmp_path):
         assert back.config == folder.config and all(torch.equal(back.weights[n], w) for n, w in folder.weights.items())
 
 
+def test_a_model_that_was_trained_with_the_kernels_of_a_gpu_opens_on_a_cpu(tokenizer, tmp_path):
+    folder = make(tokenizer)
+    on_gpu = dataclasses.replace(folder, config=dataclasses.replace(folder.config, attention_backend="triton"))
+    save_folder(tmp_path / "model", on_gpu)
+    settings = json.loads((tmp_path / "model" / "config.json").read_text("utf-8"))
+    settings["model"]["attention_backend"] = "triton"  # as folders before had it
+    (tmp_path / "model" / "config.json").write_text(json.dumps(settings))
+    assert load_folder(tmp_path / "model").model().config.attention_backend == "auto"
+
+
 def test_a_next_sentence_head_is_saved_in_native_folders_only(tokenizer, tmp_path):
     folder = make(tokenizer, next_sentence=True)
     save_folder(tmp_path / "native", folder)

@@ -38,6 +38,8 @@ def train(graphs, dtype=torch.float32, lengths=(13, 13, 13), next_sentence=False
     """Train with two micro-steps per step. Return the weights, the losses and the memory."""
     model = make_model(next_sentence=next_sentence, **{**SHAPE, **shape}).to(DEVICE, dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    # kept by DeepSpeed, too: nodes that accumulate gradients, on the default stream
+    accumulators = [p.expand_as(p).grad_fn.next_functions[0][0] for p in model.parameters()]
     if graphs:
         use_cuda_graphs(model)
     hidden = random_memory(model.backbone.config, rows=2, length=7).hidden.to(DEVICE, dtype)
@@ -50,6 +52,7 @@ def train(graphs, dtype=torch.float32, lengths=(13, 13, 13), next_sentence=False
             loss, memories[micro_step], *auxiliary = model(batch, memories[micro_step])
             (2 * sum(auxiliary, start=loss)).backward()  # a factor, as for loss scaling
             losses += [loss, *auxiliary]
+            assert all(node.variable.grad is not None for node in accumulators)
         optimizer.step()
         optimizer.zero_grad()
     states = [x for memory in memories for x in (memory.hidden, memory.valid)]

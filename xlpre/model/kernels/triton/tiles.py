@@ -36,11 +36,11 @@ class Tile(NamedTuple):
 # warps fills the registers of a multiprocessor.
 TILES: dict[str, tuple[Tile, ...]] = {
     "draw_dropout_mask": (Tile(64, 64, 4, 1),) * 4,
-    "position_scores": (Tile(128, 64, 8, 3), Tile(128, 64, 8, 2), Tile(32, 32, 4, 1), Tile(32, 32, 8, 1)),
-    "attention_forward": (Tile(128, 64, 8, 3), Tile(128, 32, 8, 2), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
-    "backward_key_value": (Tile(64, 128, 8, 2), Tile(32, 64, 4, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
-    "backward_query": (Tile(128, 64, 8, 3), Tile(64, 32, 4, 2), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
-    "backward_position_query": (Tile(128, 64, 8, 3), Tile(64, 64, 4, 3), Tile(32, 32, 4, 1), Tile(32, 32, 8, 1)),
+    "position_scores": (Tile(64, 64, 4, 4), Tile(128, 64, 8, 2), Tile(32, 32, 4, 1), Tile(32, 32, 8, 1)),
+    "attention_forward": (Tile(64, 32, 4, 3), Tile(128, 32, 8, 2), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+    "backward_key_value": (Tile(64, 64, 4, 2), Tile(32, 64, 4, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+    "backward_query": (Tile(64, 64, 4, 4), Tile(64, 32, 4, 2), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+    "backward_position_query": (Tile(64, 64, 4, 2), Tile(64, 64, 4, 3), Tile(32, 32, 4, 1), Tile(32, 32, 8, 1)),
     "backward_position_key": (Tile(32, 128, 4, 3), Tile(64, 64, 4, 3), Tile(32, 32, 4, 1), Tile(32, 32, 8, 1)),
 }
 
