@@ -112,6 +112,40 @@ def draw_step_speed() -> None:
     save(axes, "step_speed/ratios.png")
 
 
+def draw_gpu_steps() -> None:
+    """Draw the tokens per second of each contender on a GPU, relative to those of Hugging Face."""
+    names = {
+        "hf": "Hugging Face",
+        "xlpre:sdpa": "sdpa",
+        "xlpre:triton": "triton",
+        "xlpre:triton:layers": "triton, compiled",
+    }
+    names |= {
+        "xlpre:triton:graphs": "triton, CUDA graphs",
+        "xlpre:triton:layers+graphs": "triton, compiled, CUDA graphs",
+    }
+    speeds: dict[tuple[str, str], float] = {}
+    with open(REPORTS / "gpu/steps.jsonl") as file:
+        for line in map(json.loads, file):
+            if "impl" in line:
+                config = line["config"]
+                model = {24: "Large", 12: "Base"}.get(
+                    config["n_layer"], f"{config['n_layer']} layers, d {config['d_model']}"
+                )
+                speeds[f"{model}\n{config['rows']} rows", line["impl"]] = line["tokens_per_second"]
+    models = sorted({model for model, _ in speeds})
+    _, axes = plt.subplots(figsize=(8, 3.8))
+    for number, (impl, label) in enumerate(names.items()):
+        places = [place for place, model in enumerate(models) if (model, impl) in speeds]
+        ratios = [speeds[models[place], impl] / speeds[models[place], "hf"] for place in places]
+        axes.bar([place + 0.14 * (number - 2.5) for place in places], ratios, 0.13, label=label)
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(models)), models)
+    axes.set(ylabel="tokens per second,\nHugging Face = 1")
+    axes.legend(frameon=False, fontsize=8)
+    save(axes, "gpu/tokens_per_second.png")
+
+
 def draw_cached_evaluation() -> None:
     """Draw the speed-up of cached evaluation and the ratio of FLOPs against the attention length."""
     with open(REPORTS / "cached_evaluation/results.jsonl") as file:
@@ -254,6 +288,7 @@ def main() -> None:
         "objectives", ["permutation", "denoising", "from scratch"], dict(list(tasks.items())[:5]), all_examples=True
     )
     draw_step_speed()
+    draw_gpu_steps()
     draw_cached_evaluation()
 
 
