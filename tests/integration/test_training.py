@@ -303,6 +303,26 @@ def test_a_run_resumes_with_the_attention_backend_of_its_checkpoint(make_args, t
     assert ["not available here" in result.stdout + result.stderr for result in results] == [False, True]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"deepspeed": "{zero_optimization: {stage: 2}}", "objective__next_sentence": True},
+        {"deepspeed": "{zero_optimization: {stage: 1}}", "objective__name": "denoising", "optim__name": "muon"},
+    ],
+)
+def test_recorded_passes_train_as_the_model_itself(make_args, tmp_path, changes):
+    """CUDA graphs, of which a CPU has a stand-in, under DeepSpeed: with dropout, memory and two micro-steps."""
+    args = {"train__steps": 6, "train__micro_batch_size": 2, "model__dropout": 0.1, **changes}
+    assert run(SCRIPT, *make_args(name="plain", **args)).returncode == 0
+    script = "tests/unit/pretrain/stand_in_graphs.py"
+    result = run(script, *make_args(name="recorded", **args, train__cuda_graphs=True))
+    assert result.returncode == 0, result.stderr
+    plain, recorded = (read_steps(tmp_path / name) for name in ("plain", "recorded"))
+    assert [recorded[step][:2] for step in recorded] == [plain[step][:2] for step in plain]
+    assert_equal_weights(load_folder(tmp_path / "plain/model"), load_folder(tmp_path / "recorded/model"))
+
+
 @pytest.mark.long
 def test_two_processes_check_a_finished_run_together(make_args, tmp_path):
     args = make_args(train__steps=4, train__save_every=2)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from pretrain.trainer import cuda_graphs
 from pretrain.trainer.cuda_graphs import supports_cuda_graphs, use_cuda_graphs
 from tests.unit.model.conftest import make_model, random_batch, random_memory
+from tests.unit.pretrain.stand_in_graphs import use_stand_in
 from xlpre.model.memory import Memory
 from xlpre.training.distributed import seed_step
 
@@ -16,22 +16,10 @@ SHAPE = {"d_head": 16, "dropout": 0.1, "dropatt": 0.1, "attention_backend": "tri
 DTYPES = [torch.float32, torch.bfloat16] if ON_GPU else [torch.float32]
 
 
-class CalledAgain:
-    """A stand-in for Graph."""
-
-    def __init__(self, function):
-        self._function, self.outputs = function, function()
-
-    def replay(self):
-        with torch.enable_grad():
-            self.outputs = self._function()
-
-
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch):
     if not ON_GPU:
-        monkeypatch.setattr(cuda_graphs, "Graph", CalledAgain)
-        monkeypatch.setattr(cuda_graphs, "warm_up", lambda function: function())
+        use_stand_in(monkeypatch.setattr)
 
 
 def train(graphs, dtype=torch.float32, lengths=(13, 13, 13), next_sentence=False, **shape):
