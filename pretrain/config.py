@@ -90,8 +90,9 @@ class PretrainTrainConfig(TrainConfig):
             bit for bit. A run that resumes from a checkpoint without memory first reads the last windows of each batch row again to fill
             the memory. It does so with the present weights, and losses differ slightly.
         cuda_graphs: record the kernels of the forward and the backward pass once as CUDA graphs, and launch them together, which is
-            several times as fast for small models (reports/gpu). It has no effect on a CPU, with ZeRO stage 3, with activation
-            checkpointing, and with `model.cutoffs`. Experimental: the passes were tested on a GPU, but not yet a whole run.
+            several times as fast for small models (reports/gpu). It needs memory for two more copies of the gradients, and has no effect on
+            a CPU, with ZeRO stage 3, with `deepspeed.torch_autocast`, with activation checkpointing, and with `model.cutoffs`.
+            Experimental: an earlier version worked on a GPU, but not under DeepSpeed; this version has run on CPUs only.
     """
 
     save_memory: Literal["newest", "all", "none"] = "newest"

@@ -29,16 +29,21 @@ WARMUP_RUNS = 3  # before a recording: kernels are compiled, and libraries reser
 N_STATES = 2  # outputs without a gradient: hidden states and valid lengths of memory; the outputs after them are losses
 
 
-def supports_cuda_graphs(
-    model: LanguageModel, device: torch.device, zero_stage: int, checkpoints_activations: bool
-) -> bool:
-    """Return True if the passes of a model can be recorded.
-
-    This is not so on a CPU; with ZeRO-3, whose hooks gather weights during the passes; with activation checkpointing, which reads the state
-    of the random number generator; and for embeddings in clusters, whose shapes depend on the tokens.
-    """
-    has_fixed_shapes = isinstance(model.backbone.word_embedding, TokenEmbedding)
-    return device.type == "cuda" and zero_stage < 3 and not checkpoints_activations and has_fixed_shapes
+def reason_against_cuda_graphs(
+    model: LanguageModel, device: torch.device, deepspeed_config: Mapping[str, Any], checkpoints_activations: bool
+) -> str:
+    """Return why the passes of a model cannot be recorded, or an empty string if they can."""
+    if device.type != "cuda":
+        return "the run does not use a GPU"
+    if deepspeed_config["zero_optimization"]["stage"] == 3:
+        return "ZeRO stage 3 gathers weights during the passes"
+    if deepspeed_config.get("torch_autocast", {}).get("enabled"):
+        return "deepspeed.torch_autocast keeps copies of the weights"
+    if checkpoints_activations:
+        return "train.activation_checkpointing reads the state of the random number generator"
+    if not isinstance(model.backbone.word_embedding, TokenEmbedding):
+        return "the shapes of an embedding with model.cutoffs depend on the tokens"
+    return ""
 
 
 def use_cuda_graphs(model: nn.Module, forward: Callable[..., tuple[Any, ...]] | None = None) -> None:
@@ -96,8 +101,9 @@ class GraphedForward:
 class ParameterAliases:
     """New parameters with the same memory as those of a model.
 
-    Autograd adds the gradient of a parameter on the stream on which it first used the parameter. DeepSpeed uses all parameters on the
-    default stream, which must not wait for a recording. Aliases are first used on the stream of the recording.
+    Autograd adds the gradient of a parameter on the stream on which the parameter was first used. DeepSpeed's bf16 optimizer uses all
+    parameters on the default stream and keeps their autograd nodes, but the default stream must not wait for a recording. Aliases are
+    first used on the stream of the recording.
 
     Args:
         model: the model.
@@ -137,6 +143,8 @@ class RecordedPasses:
             the same dtype.
     """
 
+    n_replays = 0  # replays of forward passes in this process; all graphs share their memory
+
     def __init__(
         self,
         function: Callable[..., list[Tensor]],
@@ -158,7 +166,6 @@ class RecordedPasses:
             self._forward = Graph(lambda: function(*self._inputs))
             self._d_losses = [torch.ones_like(loss) for loss in self._forward.outputs[N_STATES:]]
             self._backward = Graph(self._flat_gradients)
-        self.n_replays = 0
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the outputs of the function. The backward pass of the losses gives the gradients of the parameters."""
@@ -168,7 +175,9 @@ class RecordedPasses:
 
     def replay_forward(self) -> tuple[Tensor, ...]:
         """Replay the forward pass, and return copies of its outputs."""
-        self.n_replays += 1
+        if any(p.data_ptr() != alias.data_ptr() for p, alias in zip(self._parameters, self._aliases, strict=True)):
+            raise RuntimeError("a parameter has moved to other memory since the passes were recorded")
+        RecordedPasses.n_replays += 1
         self._forward.replay()
         return tuple(x.detach().clone() for x in self._forward.outputs)
 
@@ -192,7 +201,7 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, passes: RecordedPasses, *parameters: Tensor) -> tuple[Tensor, ...]:
         outputs = passes.replay_forward()
-        ctx.passes, ctx.replay = passes, passes.n_replays
+        ctx.passes, ctx.number = passes, RecordedPasses.n_replays
         ctx.set_materialize_grads(False)  # otherwise autograd would fill a gradient of memory with zeros
         ctx.mark_non_differentiable(*outputs[:N_STATES])
         return outputs
@@ -200,8 +209,8 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *d_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
-        if ctx.replay != ctx.passes.n_replays:
-            raise RuntimeError("a forward pass was replayed again before the backward pass of this loss")
+        if ctx.number != RecordedPasses.n_replays:
+            raise RuntimeError("another forward pass was replayed before the backward pass of this loss")
         return None, *ctx.passes.replay_backward(d_outputs[N_STATES:])
 
 
@@ -215,7 +224,7 @@ class Graph:
         outputs: result of the function, which each replay overwrites.
     """
 
-    _pool: Any = None  # memory of all graphs of this process, which are not replayed at the same time
+    _pool: Any = None  # memory that all graphs of this process share, because they are not replayed at the same time
 
     def __init__(self, function: Callable[[], list[Tensor]]) -> None:
         Graph._pool = Graph._pool or torch.cuda.graph_pool_handle()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pretrain.config import PretrainConfig
 from pretrain.trainer import nonfinite_dump
-from pretrain.trainer.cuda_graphs import supports_cuda_graphs, use_cuda_graphs
+from pretrain.trainer.cuda_graphs import reason_against_cuda_graphs, use_cuda_graphs
 from pretrain.trainer.data_warnings import warn_of_backward_text, warn_of_small_validation_text
 from pretrain.trainer.evaluator import (
     EvalResult,
@@ -267,9 +267,13 @@ class Trainer:
         if config.train.activation_checkpointing:
             model.backbone.enable_activation_checkpointing()
         train = config.train
-        if train.cuda_graphs and supports_cuda_graphs(
-            model, device, self.context.zero_stage, train.activation_checkpointing
-        ):
+        reason = reason_against_cuda_graphs(
+            model, device, self.context.deepspeed_config, train.activation_checkpointing
+        )
+        self._graphs_note = (
+            f"note: train.cuda_graphs=true has no effect: {reason}" if train.cuda_graphs and reason else ""
+        )
+        if train.cuda_graphs and not reason:
             use_cuda_graphs(model, torch.compile(model.forward) if train.compile else None)
             train = dataclasses.replace(train, compile=False)
         self.engine = build_engine(model, self.context.deepspeed_config, train, config.optim, device)
@@ -368,6 +372,7 @@ class Trainer:
         upgrade = f"note: {self.store.upgrade_note}" if self.store.upgrade_note else ""
         small = warn_of_small_validation_text(self._resolved, self.store)
         notes = [upgrade, self._inputs.vocabulary_note, compare_targets(config), small, warn_of_backward_text(config)]
+        notes.append(self._graphs_note)
         return (
             f"{config.name}: {config.objective.name}, {n_parameters:,} parameters ({shape.n_layer} layers, d_model {shape.d_model}), "
             f"mem_len {shape.mem_len}\n"

@@ -27,5 +27,5 @@ def use_stand_in(patch) -> None:
 
 if __name__ == "__main__":
     use_stand_in(setattr)
-    pretrain.trainer.trainer.supports_cuda_graphs = lambda *_: True
+    pretrain.trainer.trainer.reason_against_cuda_graphs = lambda *_: ""
     run_main(pretrain.run.main)

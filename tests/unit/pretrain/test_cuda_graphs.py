@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pretrain.trainer.cuda_graphs import supports_cuda_graphs, use_cuda_graphs
+from pretrain.trainer.cuda_graphs import reason_against_cuda_graphs, use_cuda_graphs
 from tests.unit.model.conftest import make_model, random_batch, random_memory
 from tests.unit.pretrain.stand_in_graphs import use_stand_in
 from xlpre.model.memory import Memory
@@ -70,21 +70,35 @@ def test_an_unused_parameter_has_no_gradient_and_evaluation_records_nothing():
     assert model.backbone.word_embedding.weight.grad is not None
 
 
+def test_a_parameter_that_has_moved_is_an_error():
+    model = make_model(**SHAPE).to(DEVICE)
+    use_cuda_graphs(model)
+    batch, memory = random_batch().to(DEVICE), random_memory(model.backbone.config, rows=2, length=7)
+    memory = Memory(memory.hidden.to(DEVICE), memory.valid.to(DEVICE))
+    model(batch, memory)
+    model.backbone.mask_embedding.data = model.backbone.mask_embedding.data.clone()
+    with pytest.raises(RuntimeError, match="moved"):
+        model(batch, memory)
+
+
 def test_a_second_forward_pass_before_the_backward_pass_is_an_error():
     model = make_model(**SHAPE).to(DEVICE)
     use_cuda_graphs(model)
     memory = random_memory(model.backbone.config, rows=2, length=7)
     memory = Memory(memory.hidden.to(DEVICE), memory.valid.to(DEVICE))
-    losses = [model(random_batch(seed=seed).to(DEVICE), memory)[0] for seed in range(2)]
-    with pytest.raises(RuntimeError, match="replayed again"):
+    losses = [model(random_batch(length).to(DEVICE), memory)[0] for length in (13, 11)]
+    with pytest.raises(RuntimeError, match="another forward pass"):
         losses[0].backward()
 
 
-def test_the_cases_that_cannot_be_recorded_are_excluded():
-    gpu, model = torch.device("cuda"), make_model()
+def test_the_cases_that_cannot_be_recorded_have_a_reason():
+    gpu, cpu, model = torch.device("cuda"), torch.device("cpu"), make_model()
+    stages = [{"zero_optimization": {"stage": stage}} for stage in range(4)]
+    assert all(reason_against_cuda_graphs(model, gpu, stage, False) == "" for stage in stages[:3])
+    assert "GPU" in reason_against_cuda_graphs(model, cpu, stages[0], False)
+    assert "stage 3" in reason_against_cuda_graphs(model, gpu, stages[3], False)
+    assert "checkpointing" in reason_against_cuda_graphs(model, gpu, stages[0], True)
+    autocast = {**stages[1], "torch_autocast": {"enabled": True}}
+    assert "autocast" in reason_against_cuda_graphs(model, gpu, autocast, False)
     adaptive = make_model(cutoffs=[20], div_value=2)
-    assert supports_cuda_graphs(model, gpu, zero_stage=2, checkpoints_activations=False)
-    assert not supports_cuda_graphs(model, torch.device("cpu"), zero_stage=0, checkpoints_activations=False)
-    assert not supports_cuda_graphs(model, gpu, zero_stage=3, checkpoints_activations=False)
-    assert not supports_cuda_graphs(model, gpu, zero_stage=0, checkpoints_activations=True)
-    assert not supports_cuda_graphs(adaptive, gpu, zero_stage=0, checkpoints_activations=False)
+    assert "cutoffs" in reason_against_cuda_graphs(adaptive, gpu, stages[0], False)

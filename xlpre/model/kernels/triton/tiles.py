@@ -30,10 +30,10 @@ class Tile(NamedTuple):
 
 
 # Each kernel has four tiles: for head widths up to 64, up to 128 and up to 256 in 16 bits, and for every head width in fp32. The tile for
-# head widths up to 64 is the fastest of 18 on an H200 (reports/gpu); the others are the largest tried. Two conditions hold in bf16 on
-# sm_90, with and without dropout. First, a tile spills no register. Second, it fits into 99 KB of shared memory, the smallest limit among
-# GPUs of compute capability 8.x. The tiles for head widths above 128 and for fp32 (where products do not run on tensor cores) spill some
-# bytes nevertheless (benchmarks/gpu/attention_registers.py).
+# head widths up to 64 is the fastest of 18 on an H200, or within 2 % of it (reports/gpu); the others are the largest tried. Two
+# conditions hold in bf16 on sm_90, with and without dropout. First, a tile spills no register. Second, it fits into 99 KB of shared
+# memory, the smallest limit among GPUs of compute capability 8.x. The tiles for head widths above 128 and for fp32 (where products do
+# not run on tensor cores) spill some bytes nevertheless (benchmarks/gpu/attention_registers.py).
 TILES: dict[str, tuple[Tile, ...]] = {
     "draw_dropout_mask": (Tile(64, 64, 4, 1),) * 4,
     "position_scores": (Tile(64, 64, 4, 4), Tile(128, 64, 8, 2), Tile(32, 32, 4, 1), Tile(32, 32, 8, 1)),
