@@ -40,7 +40,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
 from benchmarks.common.processes import REPOSITORY, kill_tree, make_environment
-from benchmarks.gpu.report_parts import Part, parts, tiny_parts
+from benchmarks.gpu.report_parts import PRETRAINING, Part, parts, tiny_parts
 from benchmarks.gpu.report_summary import summarize
 
 PATIENCE = 40.0  # seconds that a part has to end after an interrupt before it is killed; it may be compiling
@@ -195,9 +195,9 @@ def main() -> None:
         selected = [
             part for part in all_parts if part.name not in args.skip and (not args.only or part.name in args.only)
         ]
-        pretraining = [part for part in selected if part.name == "pretraining" and not part.skipped]
-        # the store is written on the CPU while other parts use the GPU
-        preparation = start([*pretraining[0].args, "--prepare"], subprocess.DEVNULL) if pretraining else None
+        pretraining = [part for part in selected if part.args[0] == PRETRAINING and not part.skipped]
+        # the stores are written on the CPU while other parts use the GPU
+        preparations = {part.name: start([*part.args, "--prepare"], subprocess.DEVNULL) for part in pretraining}
         for part in selected:
             remaining = deadline - time.monotonic()
             if part.skipped or remaining < min(part.seconds, 30):
@@ -205,10 +205,10 @@ def main() -> None:
                 report.update(part.name, skipped=part.skipped or reason)
                 continue
             print(f"{time.strftime('%H:%M:%S')} {part.name} ...", flush=True)
-            if part.name == "pretraining" and preparation:
-                preparation.wait()
+            if part.name in preparations:
+                preparations[part.name].wait()
             run(part, min(part.seconds, remaining), report)
-        if preparation:
+        for preparation in preparations.values():
             kill_tree(preparation)
     print("\n".join(summarize(report.parts)), flush=True)
     sys.exit(any(part.get("status", 0) != 0 for part in report.parts.values()))

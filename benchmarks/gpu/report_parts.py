@@ -29,10 +29,11 @@ XDIST = ["-n", "12"] if find_spec("xdist") else []
 KERNEL_TESTS = tuple(
     f"tests/unit/model/kernels/triton/test_{name}.py" for name in ("attention", "dropout", "panels", "fused_ops")
 )
-PYTEST = ["-m", "pytest", "-q", "--tb=short", "-rf", "--noconftest", "-p", "no:cacheprovider", *XDIST, *KERNEL_TESTS]
+PYTEST = ["-m", "pytest", "-q", "--tb=short", "-rf", "--noconftest", "-p", "no:cacheprovider", *XDIST]
+GRAPH_TESTS = "tests/unit/pretrain/test_cuda_graphs.py"
 REPORT = "gpu/report.py"
 ATTENTION, FUSED_OPS, TILES, WINDOWS = "speed/attention.py", "gpu/fused_ops.py", "gpu/tiles.py", "gpu/window_length.py"
-PRETRAINING = "reliability/killed_pretraining.py"
+PRETRAINING, KERNEL_TIMES = "reliability/killed_pretraining.py", "gpu/kernel_times.py"
 TINY_WINDOWS = ["--windows", "16", "32", "--backends", "sdpa", "--rows", "1", "--heads", "2", "--width", "16"]
 TINY_FUSED = ["--rows", "9", "--width", "24", "--dtype", "fp32", "--device", "cpu", "--repeats", "2", "--no-compiled"]
 TINY_ATTENTION = {"rows": 1, "heads": 2, "width": 16, "window": 32, "memory": 16, "targets": 5}
@@ -72,28 +73,34 @@ def step(shape: dict[str, Any], rows: list[int], impl: str, *vs: str, rounds: in
 def parts(folder: Path) -> list[Part]:
     """Return the parts that run on a GPU, the most important first. The pretraining part writes into `folder`."""
     small = {**BASE, "n_layer": 2, "dropout": 0.0}
-    train = [PRETRAINING, "--folder", str(folder), "--minutes", "0.6", "model.attention_backend=triton"]
-    layers, whole = "xlpre:triton:layers", "xlpre:triton:whole"
+
+    def train(folder: Path, *settings: str) -> list[str]:
+        return [PRETRAINING, "--folder", str(folder), "--minutes", "0.6", "model.attention_backend=triton", *settings]
+
+    layers, whole, graphs = "xlpre:triton:layers", "xlpre:triton:whole", "xlpre:triton:layers+graphs"
     models, attention = MODEL_PACKAGES, [ATTENTION, "--dropout", "0.1"]
     return [
         Part("ceilings", 60, [REPORT, "--ceilings"]),
-        Part("tests", 120, PYTEST, packages=("pytest", "hypothesis")),
+        Part("tests", 120, [*PYTEST, *KERNEL_TESTS], packages=("pytest", "hypothesis")),
+        Part("tests of graphs", 60, [*PYTEST, GRAPH_TESTS], packages=("pytest", *TRAINING_PACKAGES)),
         Part("attention bf16", 60, attention),
         Part("fused ops bf16", 60, [FUSED_OPS]),
         Part("step large layers", 90, step(LARGE, [32], layers, rounds=4), packages=models),
         Part("step base layers", 60, step(BASE, [64], layers, rounds=4), packages=models),
         Part("selfcheck", 90, ["-m", "xlpre.model.kernels.selfcheck.selfcheck", "cuda", "bfloat16", "64"]),
-        Part("step large", 100, step(LARGE, [16], "xlpre:triton", "xlpre:sdpa", "hf"), packages=models),
-        Part("step base", 90, step(BASE, [32], "xlpre:triton", "xlpre:sdpa", "hf"), packages=models),
+        Part("step large", 100, step(LARGE, [16], graphs, layers, "xlpre:triton", "xlpre:sdpa", "hf"), packages=models),
+        Part("step base", 90, step(BASE, [32], graphs, layers, "xlpre:triton", "xlpre:sdpa", "hf"), packages=models),
+        Part("pretraining", 200, train(folder / "run"), packages=TRAINING_PACKAGES),
+        Part("pretraining graphs", 200, train(folder / "graphs", "train.cuda_graphs=true"), packages=TRAINING_PACKAGES),
+        Part("kernels large", 60, [KERNEL_TIMES, "--impl", layers, "--config", json.dumps({**LARGE, "rows": 16})], packages=models),
         Part("windows", 60, [WINDOWS]),
         Part("tiles", 100, [TILES, "--seconds", "30"]),
-        Part("pretraining", 200, train, packages=TRAINING_PACKAGES),
         Part("attention fp32", 60, [*attention, "--dtype", "fp32", "--rows", "2", "--repeats", "3"]),
         Part("compiled is eager", 60, step(small, [4], layers, whole, "xlpre:triton", rounds=2, steps=1), packages=models),
         Part("step large compiled", 90, step(LARGE, [8, 16], layers, "xlpre:triton"), packages=models),
         Part("step base compiled", 180, step(BASE, [16], layers, "xlpre:sdpa:layers", "hf-compile", whole), packages=models),
         Part("rows base", 60, step(BASE, [4, 8, 16, 32, 64, 128], "xlpre:triton", rounds=3), packages=models),
-        Part("graphs base", 150, step(BASE, [4, 16], "xlpre:triton:reduce-overhead", layers), packages=models),
+        Part("rows base graphs", 60, step(BASE, [4, 16, 64], graphs, rounds=3), packages=models),
         Part("attention 64 rows", 60, [*attention, "--rows", "64", "--backends", "sdpa", "triton"]),
         Part("step large whole", 240, step(LARGE, [8], layers, whole), packages=models),
         Part("step large hf-compile", 300, step(LARGE, [8], layers, "hf-compile"), packages=models),
