@@ -246,6 +246,7 @@ def main() -> None:
     draw_losses("text_amount", ["6.1 M tokens", "11.3 M tokens", "24.0 M tokens"], top=6)
     rows = ["published", "local", "init_std_0.05", "no_memory", "one_local", "bias_std_1", "output_bias", "lr_3e-4"]
     draw_losses("initialization", rows, top=7)
+    draw_losses("ablations", ["base", "no_memory", "no_spans", "denoising", "k_3", "next_sentence"], top=5.6)
     draw_losses("optimizers", ["adamw", "adamw_lr_2e-3", "muon", "muon_all_4e-3"], top=7)
     rows = {
         "muon_16_no_memory": "Muon, 16 rows, no memory",
