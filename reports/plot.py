@@ -119,8 +119,6 @@ def draw_gpu_steps() -> None:
         "xlpre:sdpa": "sdpa",
         "xlpre:triton": "triton",
         "xlpre:triton:layers": "triton, compiled",
-    }
-    names |= {
         "xlpre:triton:graphs": "triton, CUDA graphs",
         "xlpre:triton:layers+graphs": "triton, compiled, CUDA graphs",
     }

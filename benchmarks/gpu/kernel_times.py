@@ -2,13 +2,14 @@
 
 python benchmarks/gpu/kernel_times.py --impl xlpre:triton:layers --config '{"n_layer": 24, "rows": 16, ...}'
 
-The contender and the configuration are those of benchmarks/speed/step.py. The profiler of torch records three steps. Prints one JSON line
-for the whole step, and one for each kernel that takes at least 0.5 % of the kernel time, longest first:
+The contender and the configuration are those of benchmarks/speed/step.py. The profiler of torch records three steps. Prints JSON lines
+with the times of a step in milliseconds, then one for each kernel that takes at least 0.5 % of `kernel_ms`, longest first. It needs a GPU.
 
-    wall_ms       time of a step without the profiler
-    busy_ms       time of a step in which a kernel runs; the GPU waits for the rest of wall_ms
-    kernel, ms    name of a kernel, and its time in a step
-    calls         number of its launches in a step
+    wall_ms, cpu_ms     wall time and processor time of a step, without the profiler
+    busy_ms             time in which a kernel runs; the GPU waits for the rest of wall_ms
+    kernel_ms           sum of the times of all kernels
+    kernel_name, ms     name of a kernel, and its time in a step
+    calls               number of its launches in a step
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ def main() -> None:
     parser.add_argument("--impl", default="xlpre", help="contender, as in benchmarks/speed/step.py")
     args = parser.parse_args()
     c = read_config(args.config)
+    if c["device"] == "cpu":
+        raise SystemExit('--config has "device": "cpu", but kernels are timed on a GPU. Set "device": "cuda".')
     contender = make_contenders([args.impl], c)[args.impl]
     contender.compile(config_of_contender(args.impl, c)["compile"])
     dtype = PRECISIONS[c["dtype"]]

@@ -71,11 +71,19 @@ def step(shape: dict[str, Any], rows: list[int], impl: str, *vs: str, rounds: in
 
 
 def parts(folder: Path) -> list[Part]:
-    """Return the parts that run on a GPU, the most important first. The pretraining part writes into `folder`."""
+    """Return the parts that run on a GPU, the most important first. Those of pretraining write into `folder`."""
     small = {**BASE, "n_layer": 2, "dropout": 0.0}
 
-    def train(folder: Path, *settings: str) -> list[str]:
-        return [PRETRAINING, "--folder", str(folder), "--minutes", "0.6", "model.attention_backend=triton", *settings]
+    def train(name: str, *settings: str) -> list[str]:
+        return [
+            PRETRAINING,
+            "--folder",
+            str(folder / name),
+            "--minutes",
+            "0.6",
+            "model.attention_backend=triton",
+            *settings,
+        ]
 
     layers, whole, graphs = "xlpre:triton:layers", "xlpre:triton:whole", "xlpre:triton:layers+graphs"
     models, attention = MODEL_PACKAGES, [ATTENTION, "--dropout", "0.1"]
@@ -88,16 +96,16 @@ def parts(folder: Path) -> list[Part]:
         Part("step large layers", 90, step(LARGE, [32], layers, rounds=4), packages=models),
         Part("step base layers", 60, step(BASE, [64], layers, rounds=4), packages=models),
         Part("selfcheck", 90, ["-m", "xlpre.model.kernels.selfcheck.selfcheck", "cuda", "bfloat16", "64"]),
-        Part("step large", 100, step(LARGE, [16], graphs, layers, "xlpre:triton", "xlpre:sdpa", "hf"), packages=models),
-        Part("step base", 90, step(BASE, [32], graphs, layers, "xlpre:triton", "xlpre:sdpa", "hf"), packages=models),
-        Part("pretraining", 200, train(folder / "run"), packages=TRAINING_PACKAGES),
-        Part("pretraining graphs", 200, train(folder / "graphs", "train.cuda_graphs=true"), packages=TRAINING_PACKAGES),
+        Part("step large", 150, step(LARGE, [16], graphs, layers, "xlpre:triton", "xlpre:sdpa", "hf"), packages=models),
+        Part("step base", 120, step(BASE, [32], graphs, layers, "xlpre:triton", "xlpre:sdpa", "hf"), packages=models),
+        Part("pretraining", 200, train("eager"), packages=TRAINING_PACKAGES),
+        Part("pretraining graphs", 200, train("graphs", "train.cuda_graphs=true"), packages=TRAINING_PACKAGES),
         Part("kernels large", 60, [KERNEL_TIMES, "--impl", layers, "--config", json.dumps({**LARGE, "rows": 16})], packages=models),
         Part("windows", 60, [WINDOWS]),
         Part("tiles", 100, [TILES, "--seconds", "30"]),
         Part("attention fp32", 60, [*attention, "--dtype", "fp32", "--rows", "2", "--repeats", "3"]),
         Part("compiled is eager", 60, step(small, [4], layers, whole, "xlpre:triton", rounds=2, steps=1), packages=models),
-        Part("step large compiled", 90, step(LARGE, [8, 16], layers, "xlpre:triton"), packages=models),
+        Part("step large compiled", 90, step(LARGE, [8], layers, "xlpre:triton"), packages=models),
         Part("step base compiled", 180, step(BASE, [16], layers, "xlpre:sdpa:layers", "hf-compile", whole), packages=models),
         Part("rows base", 60, step(BASE, [4, 8, 16, 32, 64, 128], "xlpre:triton", rounds=3), packages=models),
         Part("rows base graphs", 60, step(BASE, [4, 16, 64], graphs, rounds=3), packages=models),

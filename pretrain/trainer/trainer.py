@@ -266,16 +266,15 @@ class Trainer:
             model = self._inputs.weight_init.build_model(build)
         if config.train.activation_checkpointing:
             model.backbone.enable_activation_checkpointing()
-        train = config.train
-        reason = reason_against_cuda_graphs(
-            model, device, self.context.deepspeed_config, train.activation_checkpointing
-        )
-        self._graphs_note = (
-            f"note: train.cuda_graphs=true has no effect: {reason}" if train.cuda_graphs and reason else ""
-        )
-        if train.cuda_graphs and not reason:
-            use_cuda_graphs(model, torch.compile(model.forward) if train.compile else None)
-            train = dataclasses.replace(train, compile=False)
+        train, self._graphs_note = config.train, ""
+        if train.cuda_graphs:
+            checkpoints_activations = train.activation_checkpointing
+            reason = reason_against_cuda_graphs(model, device, self.context.deepspeed_config, checkpoints_activations)
+            if reason:
+                self._graphs_note = f"note: train.cuda_graphs=true has no effect: {reason}."
+            else:
+                use_cuda_graphs(model, torch.compile(model.forward) if train.compile else None)
+                train = dataclasses.replace(train, compile=False)
         self.engine = build_engine(model, self.context.deepspeed_config, train, config.optim, device)
         initial = partial(initial_memory, self.shape, initial=config.memory.initial, device=device, dtype=dtype)
         self.memories = [initial(len(lanes)) for lanes in self._lanes]
@@ -371,8 +370,8 @@ class Trainer:
             start += "; the eval settings changed: validation losses are not comparable with earlier ones, and best/ starts again"
         upgrade = f"note: {self.store.upgrade_note}" if self.store.upgrade_note else ""
         small = warn_of_small_validation_text(self._resolved, self.store)
-        notes = [upgrade, self._inputs.vocabulary_note, compare_targets(config), small, warn_of_backward_text(config)]
-        notes.append(self._graphs_note)
+        backward = warn_of_backward_text(config)
+        notes = [upgrade, self._inputs.vocabulary_note, compare_targets(config), small, backward, self._graphs_note]
         return (
             f"{config.name}: {config.objective.name}, {n_parameters:,} parameters ({shape.n_layer} layers, d_model {shape.d_model}), "
             f"mem_len {shape.mem_len}\n"

@@ -21,9 +21,8 @@ from xlpre.model.config import ModelConfig
 FORMAT = "xlpre"
 FORMAT_VERSION = 2  # incremented when names in the files change
 CHECKSUM = "weights_crc32c"
-ANY_DEVICE: dict[str, Any] = {
-    "attention_backend": "auto"
-}  # the attention backend of the training may not exist where the model is used
+# the backend that trained a model may not exist on the machine that opens it
+ANY_DEVICE: dict[str, Any] = {"attention_backend": "auto"}
 
 
 def write_model(path: Path, config: ModelConfig, weights: Mapping[str, Tensor], objective: str) -> FileEntries:

@@ -126,7 +126,7 @@ def _losses_and_gradients(hidden: Tensor, weight: Tensor, bias: Tensor, targets:
 
 def _autocast_dtype(device_type: str) -> torch.dtype | None:
     """Return the dtype of torch.autocast, or None if it is disabled."""
-    # the meta device has no autocast; torch.compile cannot trace torch.amp.is_autocast_available before torch 2.13
+    # the meta device has no autocast; torch.compile of torch 2.11 cannot trace torch.amp.is_autocast_available
     is_enabled = device_type != "meta" and torch.is_autocast_enabled(device_type)
     return torch.get_autocast_dtype(device_type) if is_enabled else None
 
