@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from xlpre.model.config import ModelConfig
 from xlpre.model.embedding import AdaptiveEmbedding, TokenEmbedding
 from xlpre.model.initialization import initialize_linear
+from xlpre.model.kernels.cpu.build import is_supported, load_library
 
 MAX_LOGITS = 1 << 27  # logits that are computed at once; 0.5 GB in fp32
 
@@ -115,13 +116,32 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 def _losses_and_gradients(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return the loss of each row (N,) in fp32, and its gradient with respect to the logits (N, V) in the dtype of `hidden`."""
-    logits, index = F.linear(hidden, weight).float().add_(bias), targets[:, None]
+    logits = F.linear(hidden, weight)
+    compute = _fused_cross_entropy if is_supported(logits.device, logits.dtype) else _cross_entropy
+    losses, d_logits = compute(logits, bias, targets)
+    return losses.float(), d_logits.to(hidden.dtype)
+
+
+def _cross_entropy(logits: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the losses (N,) of logits (N, V) to which `bias` (V,) is added, and their gradients with respect to the logits, in fp32."""
+    logits, index = logits.float().add_(bias), targets[:, None]
     at_target, largest = logits.gather(1, index), logits.amax(1, keepdim=True)
     total = logits.sub_(largest).exp_().sum(1, keepdim=True)
     losses = largest + total.log() - at_target
     d_logits = logits.div_(total)
     d_logits.scatter_(1, index, d_logits.gather(1, index) - 1)
-    return losses.squeeze(1), d_logits.to(hidden.dtype)
+    return losses.squeeze(1), d_logits
+
+
+def _fused_cross_entropy(logits: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Do the same in one pass by kernels/cpu/kernels.cpp. The gradients overwrite the logits and have their dtype."""
+    if not targets.is_meta and ((targets < 0) | (targets >= logits.size(1))).any():
+        raise IndexError(f"targets must be from 0 to {logits.size(1) - 1}")  # the kernel writes by address
+    dtype = torch.promote_types(logits.dtype, torch.float32)  # in which the kernel computes
+    losses = logits.new_empty(len(logits), dtype=dtype)
+    sizes = len(logits), torch.get_num_threads(), logits.size(1)
+    load_library().call("cross_entropy", logits.dtype, *sizes, bias.to(dtype), targets.contiguous(), logits, losses)
+    return losses, logits
 
 
 def _autocast_dtype(device_type: str) -> torch.dtype | None:

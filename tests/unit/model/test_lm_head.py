@@ -1,4 +1,5 @@
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -11,7 +12,10 @@ from tests.conftest import examples
 from tests.reference.softmax import embed, probability
 from tests.unit.model.conftest import VOCAB, make_model, random_batch, random_memory
 from xlpre.model.config import ModelConfig
-from xlpre.model.lm_head import target_losses
+from xlpre.model.kernels.cpu.build import is_available
+from xlpre.model.lm_head import _cross_entropy, _fused_cross_entropy, target_losses
+
+needs_compiler = pytest.mark.skipif(not is_available(), reason="no C++ compiler")
 
 ADAPTIVE = {
     "cutoffs": st.sampled_from([[], [10], [7, 20], [1, 2, 39]]),
@@ -142,6 +146,27 @@ def test_losses_and_gradients_equal_torchs_cross_entropy_at_any_confidence(sprea
     scale = max(1, spread)
     for x, y in zip(actual, expected, strict=True):
         torch.testing.assert_close(x, y, atol=1e-6 * scale, rtol=1e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-5), (torch.float32, 1e-5), (torch.bfloat16, 2**-8)])
+def test_the_fused_softmax_equals_torchs_operators(dtype, tolerance):
+    logits, bias = (5 * torch.randn(9, 77)).to(dtype), torch.randn(77).to(dtype)
+    logits[4, 5], targets = math.nan, torch.randint(0, 77, (9,))
+    losses, d_logits = _cross_entropy(logits.clone(), bias, targets)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        fused_losses, fused_d_logits = _fused_cross_entropy(logits.clone(), bias, targets)
+        assert fused_d_logits.dtype == dtype and fused_losses.isnan().nonzero().tolist() == [[4]]
+        torch.testing.assert_close(fused_losses.float(), losses, atol=1e-5, rtol=1e-5, equal_nan=True)
+        torch.testing.assert_close(fused_d_logits.float(), d_logits, atol=1e-6, rtol=tolerance, equal_nan=True)
+
+
+@needs_compiler
+@pytest.mark.parametrize("target", [-1, 77])
+def test_the_fused_softmax_refuses_a_target_outside_the_vocabulary(target):
+    with pytest.raises(IndexError, match="targets must be from 0 to 76"):
+        _fused_cross_entropy(torch.zeros(2, 77), torch.zeros(77), torch.tensor([3, target]))
 
 
 def _with_gradients(hidden, lm_head, compute_losses, grad):

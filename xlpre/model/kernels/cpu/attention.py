@@ -53,7 +53,7 @@ MAX_SAVED_PROBS = 1 << 24  # limit for all heads and batch rows of a layer; 64 M
 
 # Fields of the C++ struct AttentionArgs, in order.
 SIZES = ("B", "N", "K", "H", "E", "R", "n_tokens", "n_self_visible", "max_distance", "n_blocks", "block_rows")
-INTEGERS = (*SIZES, "n_threads", "seed", "drop_threshold")
+INTEGERS = (*SIZES, "n_threads", "bf16_products", "seed", "drop_threshold")
 DOUBLES = ("scale", "dropout_scale")
 META = ("query_rank", "key_rank", "row_segments", "key_segments", "positions", "direction")
 BLOCKS = ("block_start", "first_key", "n_keys", "first_distance", "n_distances")
@@ -157,6 +157,7 @@ class _Attention(torch.autograd.Function):
                 outputs["lse"] = query.new_empty(B, H, N)
         scalars = {"H": H, "E": E, "scale": scale, "dropout_scale": 1 / (1 - dropout)}
         scalars |= {"drop_threshold": drop_threshold(dropout), "seed": new_seed() if dropout else 0}
+        scalars["bf16_products"] = dtype == torch.bfloat16
         args = _attention_args(schedule, {**converted, **outputs}, **scalars)
         load_library().call("attention_forward", query.dtype, args)
         ctx.schedule, ctx.scalars, ctx.names = schedule, scalars, [*inputs, *outputs]

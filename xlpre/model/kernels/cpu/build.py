@@ -74,7 +74,7 @@ def is_available() -> bool:
         load_library()
     except MissingLibraryError as reason:
         logging.getLogger(__name__).warning(
-            "note: %s; attention, GELU and dropout use torch's operators, which are slower", reason
+            "note: %s; attention, GELU, dropout and the softmax use torch's operators, which are slower", reason
         )
         return False
     return True
@@ -87,7 +87,7 @@ def load_library() -> Library:
     Raises:
         MissingLibraryError: the library cannot be built or loaded.
     """
-    flags = [*FLAGS, *VECTOR_FLAGS.get(torch.backends.cpu.get_cpu_capability(), [])]
+    flags = [*FLAGS, *_vector_flags()]
     version = hashlib.sha256(SOURCE.read_bytes() + repr((flags, platform.machine())).encode()).hexdigest()[:16]
     try:
         return _build_and_load(cache_dir() / f"cpu-{version}.so", flags)
@@ -148,6 +148,13 @@ def _compile(path: Path, flags: list[str]) -> None:
             raise MissingLibraryError(f"the C++ compiler {compiler[0]} cannot compile {SOURCE.name} ({message})")
         content = partial.read_bytes()
         partial.write_bytes(content + _checksum(content))
+
+
+def _vector_flags() -> list[str]:
+    """Return the compiler options for the vector instructions that torch uses here, and for those of bf16."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    has_bf16 = capability == "AVX512" and torch.cpu._is_avx512_bf16_supported()
+    return [*VECTOR_FLAGS.get(capability, []), *(["-mavx512bf16"] if has_bf16 else [])]
 
 
 def _checksum(content: bytes) -> bytes:

@@ -1,6 +1,7 @@
-// Kernels that attention.py, feedforward.py and dropout.py run on a CPU. kernels/cpu/build.py compiles this file.
+// Kernels that attention.py, feedforward.py, dropout.py and lm_head.py run on a CPU. kernels/cpu/build.py compiles this file.
 // kernels/cpu/attention.py derives the equations of attention. Matrix products use the BLAS of torch.
-// All kernels compute in fp32 or fp64. Those of feedforward.py and dropout.py can also read and write bf16.
+// All kernels compute in fp32 or fp64. All but attention can also read and write bf16; attention can round the inputs of its matrix
+// products to bf16.
 //
 // One thread computes one head of one batch row, a block of query rows at a time, so that the scores of a block stay in its cache. No two
 // threads add to the same address, so results have the same bits with any number of threads.
@@ -9,8 +10,13 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 #include <vector>
+
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -40,6 +46,149 @@ void multiply(int m, int n, int k, Matrix<const T> a, Matrix<const T> b, T beta,
     gemm<T>(b.transposed ? "T" : "N", a.transposed ? "T" : "N", &n, &m, &k, &alpha, b.data, &b.stride, a.data, &a.stride, &beta, c.data,
             &c.stride);
 }
+
+// True if the processor multiplies pairs of bf16 numbers. Otherwise multiply_bf16 multiplies in fp32.
+#ifdef __AVX512BF16__
+const bool HAS_BF16_PRODUCTS = true;
+
+using Pair = uint32_t;      // two bf16 numbers, the first in the lower half
+const int LANES = 16;       // pairs or floats of a vector
+const int TILE_ROWS = 8;    // rows and vectors of a row that a tile of the product keeps in registers
+const int TILE_VECTORS = 3;
+
+inline __mmask16 first_lanes(int n) { return n >= LANES ? 0xffff : n <= 0 ? 0 : __mmask16((1 << n) - 1); }
+
+// y (n, (k + 1) / 2): pairs of neighbors in the rows of x (n, k).
+void pair_columns(int n, int k, const float* x, int stride, Pair* y) {
+    const int pairs = (k + 1) / 2;
+    for (int i = 0; i < n; i++)
+        for (int p = 0; p < pairs; p += LANES) {
+            const float* first = x + int64_t(i) * stride + 2 * p;
+            const __m512 low = _mm512_maskz_loadu_ps(first_lanes(k - 2 * p), first);
+            const __m512 high = _mm512_maskz_loadu_ps(first_lanes(k - 2 * p - LANES), first + LANES);
+            _mm512_mask_storeu_epi32(y + int64_t(i) * pairs + p, first_lanes(pairs - p), (__m512i)_mm512_cvtne2ps_pbh(high, low));
+        }
+}
+
+// y ((k + 1) / 2, n): pairs of neighbors in the columns of x (k, n).
+void pair_rows(int k, int n, const float* x, int stride, Pair* y) {
+    alignas(64) uint16_t alternate[2 * LANES];  // 0, 16, 1, 17, ...
+    for (int i = 0; i < LANES; i++) alternate[2 * i] = i, alternate[2 * i + 1] = LANES + i;
+    const __m512i order = _mm512_load_si512(alternate);
+    for (int p = 0; p < (k + 1) / 2; p++)
+        for (int j = 0; j < n; j += LANES) {
+            const __mmask16 mask = first_lanes(n - j);
+            const float* row = x + 2 * int64_t(p) * stride + j;
+            const __m512 low = _mm512_maskz_loadu_ps(mask, row);
+            const __m512 high = _mm512_maskz_loadu_ps(2 * p + 1 < k ? mask : 0, row + stride);
+            const __m512i pairs = _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+            _mm512_mask_storeu_epi32(y + int64_t(p) * n + j, mask, pairs);
+        }
+}
+
+// y (n, m) = x (m, n) transposed.
+void transpose(int m, int n, const Pair* x, Pair* y) {
+    for (int i = 0; i < m; i += LANES)
+        for (int j = 0; j < n; j += LANES) {
+            const __mmask16 rows = first_lanes(m - i), columns = first_lanes(n - j);
+            __m512i a[LANES], b[LANES];
+            for (int r = 0; r < LANES; r++) a[r] = _mm512_maskz_loadu_epi32(i + r < m ? columns : 0, x + int64_t(i + r) * n + j);
+            for (int r = 0; r < LANES; r += 2) {
+                b[r] = _mm512_unpacklo_epi32(a[r], a[r + 1]);
+                b[r + 1] = _mm512_unpackhi_epi32(a[r], a[r + 1]);
+            }
+            for (int r = 0; r < LANES; r += 4) {  // now a[r + c] has the columns c, c + 4, c + 8 and c + 12 of the rows r to r + 3
+                a[r] = _mm512_unpacklo_epi64(b[r], b[r + 2]);
+                a[r + 1] = _mm512_unpackhi_epi64(b[r], b[r + 2]);
+                a[r + 2] = _mm512_unpacklo_epi64(b[r + 1], b[r + 3]);
+                a[r + 3] = _mm512_unpackhi_epi64(b[r + 1], b[r + 3]);
+            }
+            for (int c = 0; c < 4; c++) {
+                const __m512i even = _mm512_shuffle_i32x4(a[c], a[c + 4], 0x88), odd = _mm512_shuffle_i32x4(a[c], a[c + 4], 0xdd);
+                const __m512i even2 = _mm512_shuffle_i32x4(a[c + 8], a[c + 12], 0x88), odd2 = _mm512_shuffle_i32x4(a[c + 8], a[c + 12], 0xdd);
+                b[c] = _mm512_shuffle_i32x4(even, even2, 0x88);
+                b[c + 4] = _mm512_shuffle_i32x4(odd, odd2, 0x88);
+                b[c + 8] = _mm512_shuffle_i32x4(even, even2, 0xdd);
+                b[c + 12] = _mm512_shuffle_i32x4(odd, odd2, 0xdd);
+            }
+            for (int c = 0; c < LANES && j + c < n; c++) _mm512_mask_storeu_epi32(y + int64_t(j + c) * m + i, rows, b[c]);
+        }
+}
+
+// Tile of multiply_bf16: ROWS rows of c and VECTORS vectors, the last one with a mask. a: pairs with the strides of rows and of pairs.
+template <int ROWS, int VECTORS>
+void multiply_tile(int pairs, const Pair* a, int64_t row_stride, int64_t pair_stride, const Pair* b, int64_t b_stride, __mmask16 mask,
+                   bool add, float* c, int64_t c_stride) {
+    __m512 sum[ROWS][VECTORS];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) sum[r][v] = _mm512_setzero_ps();
+    for (int p = 0; p < pairs; p++) {
+        __m512i columns[VECTORS];
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++)
+            columns[v] = _mm512_maskz_loadu_epi32(v == VECTORS - 1 ? mask : __mmask16(0xffff), b + p * b_stride + v * LANES);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) {
+            const __m512i row = _mm512_set1_epi32(int(a[r * row_stride + p * pair_stride]));
+    #pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) sum[r][v] = _mm512_dpbf16_ps(sum[r][v], (__m512bh)columns[v], (__m512bh)row);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) {
+            const __mmask16 lanes = v == VECTORS - 1 ? mask : __mmask16(0xffff);
+            float* target = c + r * c_stride + v * LANES;
+            const __m512 x = add ? _mm512_add_ps(sum[r][v], _mm512_maskz_loadu_ps(lanes, target)) : sum[r][v];
+            _mm512_mask_storeu_ps(target, lanes, x);
+        }
+}
+
+template <int VECTORS>
+void multiply_panel(int m, int pairs, const Pair* a, int64_t row_stride, int64_t pair_stride, const Pair* b, int64_t b_stride,
+                    __mmask16 mask, bool add, float* c, int64_t c_stride) {
+    int i = 0;
+    for (; i + TILE_ROWS <= m; i += TILE_ROWS)
+        multiply_tile<TILE_ROWS, VECTORS>(pairs, a + i * row_stride, row_stride, pair_stride, b, b_stride, mask, add, c + i * c_stride,
+                                          c_stride);
+    for (; i < m; i++)
+        multiply_tile<1, VECTORS>(pairs, a + i * row_stride, row_stride, pair_stride, b, b_stride, mask, add, c + i * c_stride, c_stride);
+}
+
+// c (m, n) = a (m, k) b (k, n) + beta c, where beta is 0 or 1. a and b are rounded to bf16; the sums are in fp32.
+void multiply_bf16(int m, int n, int k, Matrix<const float> a, Matrix<const float> b, float beta, Matrix<float> c) {
+    thread_local std::vector<Pair> left, right, rounded;
+    const int pairs = (k + 1) / 2;
+    left.resize(int64_t(m) * pairs), right.resize(int64_t(pairs) * n);
+    if (a.transposed)
+        pair_rows(k, m, a.data, a.stride, left.data());
+    else
+        pair_columns(m, k, a.data, a.stride, left.data());
+    const int64_t row_stride = a.transposed ? 1 : pairs, pair_stride = a.transposed ? m : 1;
+    if (b.transposed) {
+        rounded.resize(int64_t(n) * pairs);
+        pair_columns(n, k, b.data, b.stride, rounded.data());
+        transpose(n, pairs, rounded.data(), right.data());
+    } else {
+        pair_rows(k, n, b.data, b.stride, right.data());
+    }
+    for (int j = 0; j < n; j += TILE_VECTORS * LANES) {
+        const int vectors = std::min((n - j + LANES - 1) / LANES, TILE_VECTORS);
+        const auto panel = vectors == 3 ? multiply_panel<3> : vectors == 2 ? multiply_panel<2> : multiply_panel<1>;
+        panel(m, pairs, left.data(), row_stride, pair_stride, right.data() + j, n, first_lanes(n - j - (vectors - 1) * LANES), beta != 0,
+              c.data + j, c.stride);
+    }
+}
+#else
+const bool HAS_BF16_PRODUCTS = false;
+
+void multiply_bf16(int m, int n, int k, Matrix<const float> a, Matrix<const float> b, float beta, Matrix<float> c) {
+    multiply<float>(m, n, k, a, b, beta, c);
+}
+#endif
 
 template <class To, class From>
 inline To bit_cast(From x) {
@@ -118,7 +267,7 @@ void apply_dropout(RandomStream random, uint32_t drop_threshold, Compute<T> scal
 // AttentionArgs of kernels/cpu/attention.py, field by field.
 template <class T>
 struct AttentionArgs {
-    int64_t B, N, K, H, E, R, n_tokens, n_self_visible, max_distance, n_blocks, block_rows, n_threads, seed, drop_threshold;
+    int64_t B, N, K, H, E, R, n_tokens, n_self_visible, max_distance, n_blocks, block_rows, n_threads, bf16_products, seed, drop_threshold;
     double scale, dropout_scale;
     const int32_t *query_rank, *key_rank, *row_segments, *key_segments, *positions, *direction;
     const int32_t* block_start;                                  // (n_blocks + 1)
@@ -152,7 +301,7 @@ class HeadKernel {
                 if (a.probs) std::copy(s, s + k, a.probs + head_row(r) * a.K);
                 if (a.drop_threshold) apply_dropout(random(r), drop_threshold, dropout_scale, k, s, s);
             }
-            multiply<T>(n, E, k, {score.data(), k}, {keys(a.value), stride}, 0, {rows(a.out), stride});
+            product(n, E, k, {score.data(), k}, {keys(a.value), stride}, 0, {rows(a.out), stride});
         }
     }
 
@@ -171,14 +320,14 @@ class HeadKernel {
                     apply_dropout(random(r), drop_threshold, dropout_scale, k, &score[int64_t(r) * k], &dropped[int64_t(r) * k]);
                 weights = dropped.data();
             }
-            multiply<T>(k, E, n, Matrix<const T>{weights, k}.t(), {rows(a.d_out), stride}, 1, {keys(a.d_value), stride});
-            multiply<T>(n, k, E, {rows(a.d_out), stride}, Matrix<const T>{keys(a.value), stride}.t(), 0, {d_score.data(), k});
+            product(k, E, n, Matrix<const T>{weights, k}.t(), {rows(a.d_out), stride}, 1, {keys(a.d_value), stride});
+            product(n, k, E, {rows(a.d_out), stride}, Matrix<const T>{keys(a.value), stride}.t(), 0, {d_score.data(), k});
             for (int r = 0; r < n; r++) backward_softmax(r, weights + int64_t(r) * k);
-            multiply<T>(n, E, k, {d_score.data(), k}, {keys(a.key), stride}, 0, {d_content_query.data(), E});
-            multiply<T>(k, E, n, Matrix<const T>{d_score.data(), k}.t(), {content_query.data(), E}, 1, {keys(a.d_key), stride});
+            product(n, E, k, {d_score.data(), k}, {keys(a.key), stride}, 0, {d_content_query.data(), E});
+            product(k, E, n, Matrix<const T>{d_score.data(), k}.t(), {content_query.data(), E}, 1, {keys(a.d_key), stride});
             if (a.pos_key) {
-                multiply<T>(n, E, m, {pos_score.data(), m}, {distances(a.pos_key), stride}, 0, {d_pos_query.data(), E});
-                multiply<T>(m, E, n, Matrix<const T>{pos_score.data(), m}.t(), {pos_query.data(), E}, 1, {d_distances(), stride});
+                product(n, E, m, {pos_score.data(), m}, {distances(a.pos_key), stride}, 0, {d_pos_query.data(), E});
+                product(m, E, n, Matrix<const T>{pos_score.data(), m}.t(), {pos_query.data(), E}, 1, {d_distances(), stride});
             }
             for (int r = 0; r < n; r++) backward_query(r, bias_offset);
             if (a.pos_offset) backward_pos_offset();
@@ -194,6 +343,12 @@ class HeadKernel {
     int b, h, first_row, n, first_key, k, first_distance, m, direction;
     // pos_score: (n, m); in the backward pass, its gradient. segment_score: (n); in the backward pass, its gradient.
     std::vector<T> content_query, pos_query, d_content_query, d_pos_query, score, d_score, dropped, pos_score, zeros, segment_score, row_max;
+
+    void product(int rows, int columns, int terms, Matrix<const T> left, Matrix<const T> right, T beta, Matrix<T> result) const {
+        if constexpr (std::is_same_v<T, float>)
+            if (a.bf16_products) return multiply_bf16(rows, columns, terms, left, right, beta, result);
+        multiply<T>(rows, columns, terms, left, right, beta, result);
+    }
 
     void select_block(int batch, int head, int block) {
         const int64_t i = batch * a.n_blocks + block;
@@ -234,9 +389,9 @@ class HeadKernel {
 
     // Compute the sum of all score terms, or MASKED for keys that are not visible, and the maximum of each row.
     void compute_scores() {
-        multiply<T>(n, k, E, {content_query.data(), E}, Matrix<const T>{keys(a.key), stride}.t(), 0, {score.data(), k});
+        product(n, k, E, {content_query.data(), E}, Matrix<const T>{keys(a.key), stride}.t(), 0, {score.data(), k});
         if (a.pos_key)
-            multiply<T>(n, m, E, {pos_query.data(), E}, Matrix<const T>{distances(a.pos_key), stride}.t(), 0, {pos_score.data(), m});
+            product(n, m, E, {pos_query.data(), E}, Matrix<const T>{distances(a.pos_key), stride}.t(), 0, {pos_score.data(), m});
         for (int r = 0; r < n; r++) finish_scores(r);
     }
 
@@ -397,6 +552,41 @@ void dropout(int64_t n, int64_t n_threads, const T* x, int64_t seed, int64_t dro
     });
 }
 
+// Overwrites each row of `logits` (n, n_classes), to which `bias` is added, with the gradient of its cross entropy: the softmax
+// probabilities, minus 1 at the target.
+template <class T>
+void cross_entropy(int64_t n, int64_t n_threads, int64_t n_classes, const Compute<T>* bias, const int64_t* targets, T* logits,
+                   Compute<T>* losses) {
+    using C = Compute<T>;
+#pragma omp parallel num_threads(n_threads)
+    {
+        std::vector<C> scores(n_classes);
+        C* s = scores.data();
+#pragma omp for
+        for (int64_t i = 0; i < n; i++) {
+            T* row = logits + i * n_classes;
+            C maximum = -std::numeric_limits<C>::infinity(), sum = 0;
+#pragma omp simd reduction(max : maximum)
+            for (int64_t j = 0; j < n_classes; j++) {
+                s[j] = load(row[j]) + bias[j];
+                maximum = s[j] > maximum ? s[j] : maximum;
+            }
+            const C target = s[targets[i]];
+#pragma omp simd reduction(+ : sum)
+            for (int64_t j = 0; j < n_classes; j++) {
+                s[j] = exponential(s[j] - maximum);
+                sum += s[j];
+            }
+            losses[i] = maximum + std::log(sum) - target;
+            const C inverse = 1 / sum;
+            const C gradient = s[targets[i]] * inverse - 1;
+#pragma omp simd
+            for (int64_t j = 0; j < n_classes; j++) store(row[j], s[j] * inverse);
+            store(row[targets[i]], gradient);
+        }
+    }
+}
+
 template <class T>
 bool is_visible(const AttentionArgs<T>& a, int64_t b, int64_t row, int64_t key) {
     const int64_t self = a.positions[b * a.N + row] + a.K - a.n_tokens;
@@ -451,6 +641,10 @@ void set_gemm(void* sgemm, void* dgemm) {
     void gelu_backward_##DTYPE(int64_t n, int64_t n_threads, const T* x, const T* d_y, T* d_x) { gelu_backward(n, n_threads, x, d_y, d_x); }    \
     void dropout_##DTYPE(int64_t n, int64_t n_threads, const T* x, int64_t seed, int64_t drop_threshold, double scale, T* y) {                  \
         dropout(n, n_threads, x, seed, drop_threshold, scale, y);                                                                               \
+    }                                                                                                                                           \
+    void cross_entropy_##DTYPE(int64_t n, int64_t n_threads, int64_t n_classes, const Compute<T>* bias, const int64_t* targets, T* logits,      \
+                               Compute<T>* losses) {                                                                                            \
+        cross_entropy(n, n_threads, n_classes, bias, targets, logits, losses);                                                                  \
     }
 
 EXPORT_ATTENTION(float, float32)

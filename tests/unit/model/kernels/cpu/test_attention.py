@@ -11,7 +11,14 @@ from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.kernels.cpu import attention
 from xlpre.model.kernels.cpu.attention import CpuBackend, schedule_blocks
 from xlpre.model.kernels.cpu.build import is_available
-from xlpre.model.kernels.selfcheck.fixtures import attention_case, random_attention_meta, random_attention_tensors
+from xlpre.model.kernels.reference import ReferenceBackend
+from xlpre.model.kernels.selfcheck.fixtures import (
+    attention_case,
+    clone_leaves,
+    random_attention_meta,
+    random_attention_tensors,
+    relative_error,
+)
 from xlpre.model.memory import initial_memory
 from xlpre.model.score_terms import ScoreTerms
 
@@ -149,21 +156,19 @@ def test_the_bound_on_saved_probabilities_counts_all_heads(is_within, monkeypatc
     assert (shape in saved) is is_within
 
 
-def test_bf16_is_computed_in_fp32_and_rounded_once():
-    meta = random_attention_meta(2, 24, 10, 5, "cpu")
-    tensors = random_attention_tensors(meta, 4, 8, torch.bfloat16)
-    rounded, exact = (
-        attention_case(CpuBackend, meta, {name: x.detach().to(dtype).requires_grad_() for name, x in tensors.items()})
-        for dtype in (torch.bfloat16, torch.float32)
+@pytest.mark.parametrize(("window", "head_width"), [(24, 8), (50, 5), (70, 48)])
+def test_bf16_is_at_least_as_exact_as_torchs_operators(window, head_width):
+    meta = random_attention_meta(2, window, 11, 7, "cpu")
+    rounded = random_attention_tensors(meta, 3, head_width, torch.bfloat16)
+    exact = clone_leaves(rounded, torch.float64)
+    d_output = torch.randn_like(exact["query"])
+    expected = attention_case(ReferenceBackend, meta, exact).run(d_output)
+    errors, torchs_errors = (
+        relative_error(attention_case(backend, meta, clone_leaves(rounded)).run(d_output.bfloat16()), expected)
+        for backend in (CpuBackend, ReferenceBackend)
     )
-    torch.manual_seed(1)
-    output = rounded.output(0.1)
-    torch.manual_seed(1)
-    expected = exact.output(0.1)
-    assert torch.equal(output, expected.bfloat16())
-    d_output = torch.randn_like(output)
-    gradients = zip(rounded.gradients(output, d_output), exact.gradients(expected, d_output.float()), strict=True)
-    assert all(torch.equal(gradient, expected_gradient.bfloat16()) for gradient, expected_gradient in gradients)
+    assert errors.keys() == torchs_errors.keys() and len(errors) > 5
+    assert all(errors[name] <= 1.2 * torchs_errors[name] for name in errors), (errors, torchs_errors)
 
 
 def test_other_dtypes_are_refused():
