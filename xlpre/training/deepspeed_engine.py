@@ -158,12 +158,16 @@ def resolve_precision(device: torch.device, precision: str) -> str:
     return precision
 
 
+def cpu_has_bf16() -> bool:
+    """Return True if this processor is known to have instructions for bf16 (AVX512-BF16 or AMX)."""
+    is_x86 = platform.machine() in ("x86_64", "AMD64")
+    return is_x86 and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
 def _supports_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
-        return True
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return device.type != "cpu" or cpu_has_bf16() or platform.machine() not in ("x86_64", "AMD64")
 
 
 def _merge(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,13 @@ import torch
 from xlpre.common.files import lock_dir
 from xlpre.training.batch_schedule import BatchSchedule
 from xlpre.training.config import OptimConfig, TrainConfig
-from xlpre.training.deepspeed_engine import PRECISIONS, build_deepspeed_config, init_process_group, resolve_precision
+from xlpre.training.deepspeed_engine import (
+    PRECISIONS,
+    build_deepspeed_config,
+    cpu_has_bf16,
+    init_process_group,
+    resolve_precision,
+)
 from xlpre.training.distributed import (
     Comm,
     check_shared_filesystem,
@@ -88,8 +94,11 @@ class TrainingContext:
         return lock
 
     def describe(self) -> str:
-        """Return batch size, number of processes, device, precision and ZeRO stage in one line."""
-        return f"{self.batch}; {self.device.type}, {self.precision}, ZeRO stage {self.zero_stage}"
+        """Return batch size, number of processes, device, precision and ZeRO stage in one line, perhaps with a note on a second line."""
+        line = f"{self.batch}; {self.device.type}, {self.precision}, ZeRO stage {self.zero_stage}"
+        if self.device.type == "cpu" and self.precision == "fp32" and cpu_has_bf16():
+            line += "\nnote: this processor has bf16 instructions. With train.precision=bf16, a step is 1.3 to 3.5 times as fast"
+        return line
 
 
 def join_processes(train: TrainConfig) -> Comm:

@@ -149,7 +149,9 @@ def test_losses_and_gradients_equal_torchs_cross_entropy_at_any_confidence(sprea
 
 
 @needs_compiler
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-5), (torch.float32, 1e-5), (torch.bfloat16, 2**-8)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-5), (torch.float32, 1e-5), (torch.bfloat16, 2**-8)]
+)
 def test_the_fused_softmax_equals_torchs_operators(dtype, tolerance):
     logits, bias = (5 * torch.randn(9, 77)).to(dtype), torch.randn(77).to(dtype)
     logits[4, 5], targets = math.nan, torch.randint(0, 77, (9,))

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 import torch
 
+from xlpre.training import startup
 from xlpre.training.config import OptimConfig, TrainConfig
 from xlpre.training.deepspeed_engine import (
     _import_deepspeed,
@@ -13,6 +14,7 @@ from xlpre.training.deepspeed_engine import (
 )
 from xlpre.training.deepspeed_overrides import KNOWN_KEYS, OWNED_KEYS, check_overrides, zero_stage
 from xlpre.training.distributed import set_timeout
+from xlpre.training.startup import TrainingContext
 
 
 class RecordingDict(dict[str, Any]):
@@ -99,6 +101,17 @@ def test_auto_is_bf16_on_a_gpu_that_computes_it_and_fp32_on_one_that_emulates_it
     if major < 8:
         with pytest.raises(ValueError, match="train.precision=bf16 is invalid: Tesla V100 .* Set train.precision=auto"):
             resolve_precision(gpu, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("precision", "has_bf16", "is_noted"), [("fp32", True, True), ("fp32", False, False), ("bf16", True, False)]
+)
+def test_a_run_in_fp32_says_that_the_processor_has_bf16_instructions(monkeypatch, precision, has_bf16, is_noted):
+    monkeypatch.setattr(startup, "cpu_has_bf16", lambda: has_bf16)
+    context = TrainingContext(
+        torch.device("cpu"), precision, TrainConfig().batch_schedule(1), None, {"zero_optimization": {"stage": 0}}
+    )
+    assert ("note: this processor has bf16 instructions" in context.describe()) is is_noted
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ reused part of a window never sees the rest of the window, and no row sees empty
 Probabilities are saved for the backward pass. A layer with more than MAX_SAVED_PROBS probabilities recomputes them instead, so that
 memory grows linearly with the window. Dropout uses counter-based random numbers, which the backward pass generates again.
 
-In bf16, the kernels compute in fp32: inputs are converted, and the output and the gradients are rounded once.
+In bf16, inputs are converted to fp32. If the processor has AVX512-BF16, the factors of matrix products are rounded to bf16, and the sums
+are in fp32; otherwise the products are in fp32, too. Softmax and biases are in fp32. The output and the gradients are rounded once.
 """
 
 from __future__ import annotations
