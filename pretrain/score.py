@@ -15,7 +15,7 @@ With --pairs, the files hold minimal pairs in the form of BLiMP: JSON lines with
 Examples:
   python pretrain/score.py runs/mine sentences.txt --out scores.jsonl
   python pretrain/score.py runs/mine sentences.txt --mode any-order --orders 1 --tokens
-  python pretrain/score.py runs/mine --pairs blimp --out blimp.json --picture blimp.png
+  python pretrain/score.py runs/mine --pairs blimp --prefix . --out blimp.json --picture blimp.png
 
 See docs/evaluation.md for the modes, and docs/python.md for the same from Python.
 """
@@ -45,6 +45,8 @@ def build_parser() -> CommandParser:
     parser.add_argument("--pairs", metavar="FILE", type=Path, nargs="+", help=text)
     text = "any-order, pll or causal (default: the first that fits: pll, causal)"
     parser.add_argument("--mode", choices=("any-order", "pll", "causal"), help=text)
+    text = "text that comes before each text; it is read, but not scored (default: none)"
+    parser.add_argument("--prefix", metavar="TEXT", default="", help=text)
     text = "number of orders of any-order (default: 4); 1 is from left to right only"
     parser.add_argument("--orders", metavar="N", type=int, default=4, help=text)
     parser.add_argument("--seed", metavar="N", type=int, default=1, help="seed of the random orders (default: 1)")
@@ -118,6 +120,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         tokenizer,
         mode=mode,
         objective=folder.objective,
+        prefix=args.prefix,
         n_orders=args.orders,
         seed=args.seed,
         window=args.window,
@@ -131,13 +134,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     accuracies = score_pairs(score_texts, tokenizer, pairs)
     orders = {"n_orders": args.orders, "seed": args.seed} if mode == "any-order" else {}
+    prefix = {"prefix": args.prefix} if args.prefix else {}
     name = f"{mode}, {counted(args.orders, 'order')}" if orders else mode
+    name += f", prefix {args.prefix!r}" if prefix else ""
     print(to_text(accuracies.paradigm_table()), to_text(accuracies.phenomenon_table()), sep="\n\n")
     print(
         f"\n{args.model}, {name}: {accuracies.overall.percent:.2f} % of {accuracies.overall.n_pairs:,} pairs, mean over paradigms"
     )
     if args.out:
-        write_text(args.out, json.dumps({"mode": mode, **accuracies.to_json(), **orders}, indent=1) + "\n")
+        write_text(args.out, json.dumps({"mode": mode, **accuracies.to_json(), **orders, **prefix}, indent=1) + "\n")
     if args.picture:
         draw_accuracies(accuracies, args.picture, f"{args.model}, {name}: {accuracies.overall.percent:.1f} %")
 

@@ -79,6 +79,8 @@ def test_pairs_give_accuracies_a_table_and_a_picture(model, pairs, tmp_path, cap
     assert "mean over paradigms" in table and "first" in table and picture.exists()
     command.main([str(model), "--pairs", str(pairs / "first.jsonl"), "--limit", "2", "--mode", "any-order"])
     assert "any-order, 4 orders" in capsys.readouterr().out
+    command.main([str(model), "--pairs", str(pairs), "--prefix", "Ba.", "--out", str(out)])
+    assert json.loads(out.read_text())["prefix"] == "Ba." and "pll, prefix 'Ba.'" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,7 @@ def score(
     mode: str | None = None,
     *,
     objective: str | None = None,
+    prefix: str | np.ndarray = "",
     n_orders: int = N_ORDERS,
     seed: int = 1,
     window: int = WINDOW,
@@ -131,6 +132,8 @@ def score(
         texts: texts, or (T,) token ids of each text.
         mode: `any-order`, `pll` or `causal`, see the module. None: `pll` for permutation and denoising models, `causal` for causal models.
         objective: objective of the model, `ModelFolder.objective`. None: `permutation` if the model has two streams; other models need it.
+        prefix: text, or its token ids, that comes before each text. It is read, but not scored: the scores are conditional on it. In
+            any-order mode, it comes first in every order.
         n_orders: S, number of orders in any-order mode. 1: only from left to right.
         seed: seed of the random orders. Texts of T tokens have the same orders.
         window: longest window in tokens.
@@ -149,15 +152,16 @@ def score(
         if value < 1:
             raise ValueError(f"{name}={value} is invalid: it must be at least 1.")
     ids = encode_texts(tokenizer, texts)
+    prefix_ids = encode_texts(tokenizer, [prefix], lambda _: "prefix")[0] if len(prefix) else np.empty(0, np.int64)
     check_vocabulary(model, tokenizer)
     slots: dict[bytes, int] = {}  # equal texts are scored once, so that they tie exactly
     slot_of_text = [slots.setdefault(tokens.tobytes(), len(slots)) for tokens in ids]
-    unique = [np.frombuffer(key, np.int64) for key in slots]
+    unique, n_prefix = [np.concatenate([prefix_ids, np.frombuffer(key, np.int64)]) for key in slots], len(prefix_ids)
     scorer = _Scorer(model, window, mem_len, batch_tokens, report_progress or _ignore_progress)
     with without_dropout(model), torch.no_grad():
-        losses = scorer.pll(unique) if mode == "pll" else scorer.chain_rule(unique, mode, n_orders, seed)
+        losses = scorer.pll(unique) if mode == "pll" else scorer.chain_rule(unique, mode, n_orders, seed, n_prefix)
     return [
-        TextScore(text if isinstance(text, str) else tokenizer.decode(tokens), tokens, -losses[slot])
+        TextScore(text if isinstance(text, str) else tokenizer.decode(tokens), tokens, -losses[slot][:, n_prefix:])
         for text, tokens, slot in zip(texts, ids, slot_of_text, strict=True)
     ]
 
@@ -306,8 +310,12 @@ class _Scorer:
         self._mem_len = model.config.mem_len if mem_len is None else mem_len
         self._report_progress = report_progress
 
-    def chain_rule(self, texts: list[np.ndarray], mode: str, n_orders: int, seed: int) -> list[np.ndarray]:
-        """Return the (S, T) losses of each text: one row in causal mode, one per order in any-order mode."""
+    def chain_rule(
+        self, texts: list[np.ndarray], mode: str, n_orders: int, seed: int, n_prefix: int
+    ) -> list[np.ndarray]:
+        """Return the (S, T) losses of each text: one row in causal mode, one per order in any-order mode. The first `n_prefix` tokens of
+        a text come first in every order.
+        """
         n_orders, row_cost = (1, 1) if mode == "causal" else (n_orders, 2)
         lengths = np.repeat(_lengths(texts), n_orders)  # of the rows: text by text, order by order
         losses = [np.empty((n_orders, len(tokens))) for tokens in texts]
@@ -318,7 +326,7 @@ class _Scorer:
                 inputs = _pad([np.append(special_tokens.EOD, texts[row][:-1]) for row in rows])[0]
                 scored = self._score_windows(_causal_batch, tokens, inputs, is_text)
             else:
-                orders = [sample_order(int(lengths[row]), row % n_orders, seed, self._window) for row in rows]
+                orders = [sample_order(int(lengths[row]), row % n_orders, seed, self._window, n_prefix) for row in rows]
                 scored = self._score_windows(_any_order_batch, tokens, _pad(orders)[0], is_text)
             for row, row_losses, row_is_text in zip(rows, scored, is_text, strict=True):
                 losses[row // n_orders][row % n_orders] = row_losses[row_is_text]
@@ -443,7 +451,7 @@ class _Scorer:
             start = end
 
 
-def sample_order(n_tokens: int, index: int, seed: int, window: int) -> np.ndarray:
+def sample_order(n_tokens: int, index: int, seed: int, window: int, n_prefix: int = 0) -> np.ndarray:
     """Return the place of each token in a factorization order of its window, (T,) int64. The windows are read from left to right.
 
     Args:
@@ -451,12 +459,15 @@ def sample_order(n_tokens: int, index: int, seed: int, window: int) -> np.ndarra
         index: number of the order. Order 0 runs from left to right, the others are random.
         seed: seed of the random orders.
         window: longest window in tokens.
+        n_prefix: number of tokens at the start that come first, from left to right.
     """
-    lengths = [min(window, n_tokens - start) for start in range(0, n_tokens, window)]
-    if index == 0:
-        return np.concatenate([np.arange(length) for length in lengths])
-    rng = np.random.default_rng([seed, index, n_tokens])
-    return np.concatenate([rng.permutation(length) for length in lengths])
+    places = np.arange(n_tokens) % window
+    if index:
+        rng = np.random.default_rng([seed, index, n_tokens - n_prefix])
+        for start in range(0, n_tokens, window):
+            free = places[max(start, n_prefix) : start + window]
+            free[:] = free[rng.permutation(len(free))]
+    return places
 
 
 def _any_order_batch(tokens: np.ndarray, order: np.ndarray, is_text: np.ndarray) -> Batch:

@@ -141,6 +141,29 @@ def test_a_score_does_not_depend_on_the_other_texts_or_the_batch_size(objective,
     assert together[0].log_likelihood == together[-1].log_likelihood
 
 
+@pytest.mark.parametrize(("objective", "mode"), MODES)
+@pytest.mark.parametrize("window", [512, 4])
+def test_a_text_after_a_prefix_has_the_scores_of_the_end_of_one_longer_text(objective, mode, window):
+    model, (prefix, *texts) = build(objective), random_texts(3, 2, 5)
+    arguments = {"objective": objective, "n_orders": 1, "window": window, "mem_len": 8}
+    after_prefix = score(model, Ids(), texts, mode, prefix=prefix, **arguments)
+    joined = score(model, Ids(), [np.concatenate([prefix, text]) for text in texts], mode, **arguments)
+    for text, actual, expected in zip(texts, after_prefix, joined, strict=True):
+        assert actual.tokens.tolist() == text.tolist()
+        assert actual.token_log_likelihoods == pytest.approx(expected.token_log_likelihoods[:, 3:], abs=ROUNDING)
+
+
+def test_a_prefix_comes_first_in_every_order():
+    model, (prefix,) = build("permutation"), random_texts(3)
+    assert sample_order(7, 1, seed=1, window=512, n_prefix=3)[:3].tolist() == [0, 1, 2]
+    assert (sample_order(7, 1, 1, 512, 3)[3:] == 3 + sample_order(4, 1, 1, 512)).all()
+    assert [sorted(sample_order(7, 1, 1, 4, n)[4:]) for n in (0, 3, 5)] == [[0, 1, 2]] * 3
+    texts = [np.array(ids) for ids in itertools.product(range(V), repeat=2)]
+    scores = score(model, Ids(), texts, "any-order", prefix=prefix, n_orders=3)
+    total = np.logaddexp.reduce([x.by_order for x in scores])
+    assert total == pytest.approx(0, abs=ROUNDING)
+
+
 def test_a_score_has_mean_and_spread_over_orders_and_counts_unknown_tokens():
     model = build("permutation")
     (text,) = score(model, Ids(), [np.array([9, 0, 10, 0])], "any-order", n_orders=5)
