@@ -152,7 +152,7 @@ def score(
         if value < 1:
             raise ValueError(f"{name}={value} is invalid: it must be at least 1.")
     ids = encode_texts(tokenizer, texts)
-    prefix_ids = encode_texts(tokenizer, [prefix], lambda _: "prefix")[0] if len(prefix) else np.empty(0, np.int64)
+    prefix_ids = np.asarray(tokenizer.encode(prefix) if isinstance(prefix, str) else prefix).astype(np.int64)
     check_vocabulary(model, tokenizer)
     slots: dict[bytes, int] = {}  # equal texts are scored once, so that they tie exactly
     slot_of_text = [slots.setdefault(tokens.tobytes(), len(slots)) for tokens in ids]
