@@ -152,11 +152,12 @@ def score(
         if value < 1:
             raise ValueError(f"{name}={value} is invalid: it must be at least 1.")
     ids = encode_texts(tokenizer, texts)
-    prefix_ids = np.asarray(tokenizer.encode(prefix) if isinstance(prefix, str) else prefix).astype(np.int64)
+    if isinstance(prefix, str):
+        prefix = np.array(tokenizer.encode(prefix) if prefix else [], np.int64)
     check_vocabulary(model, tokenizer)
     slots: dict[bytes, int] = {}  # equal texts are scored once, so that they tie exactly
     slot_of_text = [slots.setdefault(tokens.tobytes(), len(slots)) for tokens in ids]
-    unique, n_prefix = [np.concatenate([prefix_ids, np.frombuffer(key, np.int64)]) for key in slots], len(prefix_ids)
+    unique, n_prefix = [np.concatenate([prefix, np.frombuffer(key, np.int64)]) for key in slots], len(prefix)
     scorer = _Scorer(model, window, mem_len, batch_tokens, report_progress or _ignore_progress)
     with without_dropout(model), torch.no_grad():
         losses = scorer.pll(unique) if mode == "pll" else scorer.chain_rule(unique, mode, n_orders, seed, n_prefix)
