@@ -371,7 +371,16 @@ class Trainer:
         upgrade = f"note: {self.store.upgrade_note}" if self.store.upgrade_note else ""
         small = warn_of_small_validation_text(self._resolved, self.store)
         backward = warn_of_backward_text(config)
-        notes = [upgrade, self._inputs.vocabulary_note, compare_targets(config), small, backward, self._graphs_note]
+        precision = self.context.precision_note()
+        notes = [
+            upgrade,
+            self._inputs.vocabulary_note,
+            compare_targets(config),
+            small,
+            backward,
+            self._graphs_note,
+            precision,
+        ]
         return (
             f"{config.name}: {config.objective.name}, {n_parameters:,} parameters ({shape.n_layer} layers, d_model {shape.d_model}), "
             f"mem_len {shape.mem_len}\n"

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -152,17 +153,20 @@ def score(
         if value < 1:
             raise ValueError(f"{name}={value} is invalid: it must be at least 1.")
     ids = encode_texts(tokenizer, texts)
-    if isinstance(prefix, str):
-        prefix = np.array(tokenizer.encode(prefix) if prefix else [], np.int64)
+    prefix_ids = np.empty(0, np.int64)
+    if len(prefix):
+        (prefix_ids,) = encode_texts(tokenizer, cast(Any, [prefix]), lambda _: "prefix")
     check_vocabulary(model, tokenizer)
     slots: dict[bytes, int] = {}  # equal texts are scored once, so that they tie exactly
     slot_of_text = [slots.setdefault(tokens.tobytes(), len(slots)) for tokens in ids]
-    unique, n_prefix = [np.concatenate([prefix, np.frombuffer(key, np.int64)]) for key in slots], len(prefix)
+    unique, n_prefix = [np.concatenate([prefix_ids, np.frombuffer(key, np.int64)]) for key in slots], len(prefix_ids)
     scorer = _Scorer(model, window, mem_len, batch_tokens, report_progress or _ignore_progress)
     with without_dropout(model), torch.no_grad():
-        losses = scorer.pll(unique) if mode == "pll" else scorer.chain_rule(unique, mode, n_orders, seed, n_prefix)
+        losses = (
+            scorer.pll(unique, n_prefix) if mode == "pll" else scorer.chain_rule(unique, mode, n_orders, seed, n_prefix)
+        )
     return [
-        TextScore(text if isinstance(text, str) else tokenizer.decode(tokens), tokens, -losses[slot][:, n_prefix:])
+        TextScore(text if isinstance(text, str) else tokenizer.decode(tokens), tokens, -losses[slot])
         for text, tokens, slot in zip(texts, ids, slot_of_text, strict=True)
     ]
 
@@ -314,8 +318,8 @@ class _Scorer:
     def chain_rule(
         self, texts: list[np.ndarray], mode: str, n_orders: int, seed: int, n_prefix: int
     ) -> list[np.ndarray]:
-        """Return the (S, T) losses of each text: one row in causal mode, one per order in any-order mode. The first `n_prefix` tokens of
-        a text come first in every order.
+        """Return the losses of each text without its first `n_prefix` tokens, (S, T - n_prefix): one row in causal mode, one per order in
+        any-order mode. The first tokens come first in every order.
         """
         n_orders, row_cost = (1, 1) if mode == "causal" else (n_orders, 2)
         lengths = np.repeat(_lengths(texts), n_orders)  # of the rows: text by text, order by order
@@ -333,17 +337,17 @@ class _Scorer:
                 losses[row // n_orders][row % n_orders] = row_losses[row_is_text]
             n_done += len(rows)
             self._report_progress(n_done, len(lengths))
-        return losses
+        return [text_losses[:, n_prefix:] for text_losses in losses]
 
-    def pll(self, texts: list[np.ndarray]) -> list[np.ndarray]:
-        """Return the (1, T) losses of each text, where each token is predicted from all others."""
+    def pll(self, texts: list[np.ndarray], n_prefix: int) -> list[np.ndarray]:
+        """Return the (1, T - n_prefix) losses of each text without its first tokens, where each token is predicted from all others."""
         lengths = _lengths(texts)
         starts = np.concatenate([[0], lengths.cumsum()])  # row of the first token of each text
         text_of_row = np.repeat(np.arange(len(texts)), lengths)
         position_of_row = np.arange(starts[-1]) - starts[text_of_row]
-        losses, n_done = np.empty(starts[-1]), 0
+        losses, n_done, n_rows = np.empty(starts[-1]), 0, int((lengths - n_prefix).sum())
         is_long = lengths > self._window
-        short = np.flatnonzero(~is_long[text_of_row])
+        short = np.flatnonzero(~is_long[text_of_row] & (position_of_row >= n_prefix))
         for index in self._split_rows(lengths[text_of_row[short]], 1):
             rows = short[index]
             tokens, is_text = _pad([texts[text] for text in text_of_row[rows]])
@@ -351,12 +355,12 @@ class _Scorer:
             batch = self._pll_batch(tokens, is_text, columns)
             losses[rows] = self._losses(batch, self._memory(len(rows), 0))[0][:, 0]
             n_done += len(rows)
-            self._report_progress(n_done, len(losses))
+            self._report_progress(n_done, n_rows)
         for text in np.flatnonzero(is_long):
-            losses[starts[text] : starts[text + 1]] = self._pll_of_long_text(texts[text])
-            n_done += int(lengths[text])
-            self._report_progress(n_done, len(losses))
-        return [losses[start:end][None] for start, end in zip(starts, starts[1:], strict=False)]
+            losses[starts[text] + n_prefix : starts[text + 1]] = self._pll_of_long_text(texts[text], n_prefix)
+            n_done += int(lengths[text]) - n_prefix
+            self._report_progress(n_done, n_rows)
+        return [losses[start + n_prefix : end][None] for start, end in zip(starts, starts[1:], strict=False)]
 
     def _score_windows(
         self, build: Callable[..., Batch], tokens: np.ndarray, inputs: np.ndarray, is_text: np.ndarray
@@ -380,15 +384,14 @@ class _Scorer:
             losses[:, columns], memory = self._losses(batch, memory)
         return losses
 
-    def _pll_of_long_text(self, text: np.ndarray) -> np.ndarray:
-        """Return the (T,) losses of a text of several windows."""
+    def _pll_of_long_text(self, text: np.ndarray, n_prefix: int) -> np.ndarray:
+        """Return the (T - n_prefix,) losses of a text of several windows without its first tokens."""
         losses, memory = [], self._memory(1, self._mem_len)
         for start in range(0, len(text), self._window):
             tokens = text[start : start + self._window]
-            for positions in self._split_rows(
-                np.full(len(tokens), len(tokens)), 1
-            ):  # in order: the rows are equally long
-                B = len(positions)
+            scored = np.arange(max(n_prefix - start, 0), len(tokens))
+            for index in self._split_rows(np.full(len(scored), len(tokens)), 1):  # in order: the rows are equally long
+                positions, B = scored[index], len(index)
                 batch = self._pll_batch(np.tile(tokens, (B, 1)), np.ones((B, len(tokens)), bool), positions)
                 shared = Memory(memory.hidden.expand(-1, B, -1, -1), memory.valid.expand(B))
                 losses.append(self._losses(_after(batch, start, 0), shared)[0][:, 0])

@@ -117,31 +117,37 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _losses_and_gradients(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return the loss of each row (N,) in fp32, and its gradient with respect to the logits (N, V) in the dtype of `hidden`."""
     logits = F.linear(hidden, weight)
-    compute = _fused_cross_entropy if is_supported(logits.device, logits.dtype) else _cross_entropy
-    losses, d_logits = compute(logits, bias, targets)
-    return losses.float(), d_logits.to(hidden.dtype)
+    # the meta device counts as a GPU, so that pretrain/plan.py does not depend on the compiler of this machine
+    if is_supported(logits.device, logits.dtype) and not logits.is_meta:
+        losses = _fused_cross_entropy_(logits, bias, targets)
+    else:
+        logits = logits.float().add_(bias)  # frees logits in 16 bits
+        losses = _cross_entropy_(logits, targets)
+    return losses, logits.to(hidden.dtype)
 
 
-def _cross_entropy(logits: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the losses (N,) of logits (N, V) to which `bias` (V,) is added, and their gradients with respect to the logits, in fp32."""
-    logits, index = logits.float().add_(bias), targets[:, None]
+def _cross_entropy_(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the losses (N,) of logits (N, V), which are overwritten with their gradients."""
+    index = targets[:, None]
     at_target, largest = logits.gather(1, index), logits.amax(1, keepdim=True)
     total = logits.sub_(largest).exp_().sum(1, keepdim=True)
     losses = largest + total.log() - at_target
-    d_logits = logits.div_(total)
-    d_logits.scatter_(1, index, d_logits.gather(1, index) - 1)
-    return losses.squeeze(1), d_logits
+    logits.div_(total)
+    logits.scatter_(1, index, logits.gather(1, index) - 1)
+    return losses.squeeze(1)
 
 
-def _fused_cross_entropy(logits: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Do the same in one pass by kernels/cpu/kernels.cpp. The gradients overwrite the logits and have their dtype."""
-    if not targets.is_meta and ((targets < 0) | (targets >= logits.size(1))).any():
-        raise IndexError(f"targets must be from 0 to {logits.size(1) - 1}")  # the kernel writes by address
+def _fused_cross_entropy_(logits: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    """Do the same for logits to which `bias` (V,) is added, in one pass by kernels/cpu/kernels.cpp. The losses are in fp32."""
+    N, V = logits.shape
+    assert logits.is_contiguous() and bias.shape == (V,) and targets.shape == (N,) and targets.dtype == torch.int64
+    if ((targets < 0) | (targets >= V)).any():
+        raise IndexError(f"targets must be from 0 to {V - 1}")  # the kernel reads and writes by address
     dtype = torch.promote_types(logits.dtype, torch.float32)  # in which the kernel computes
-    losses = logits.new_empty(len(logits), dtype=dtype)
-    sizes = len(logits), torch.get_num_threads(), logits.size(1)
-    load_library().call("cross_entropy", logits.dtype, *sizes, bias.to(dtype), targets.contiguous(), logits, losses)
-    return losses, logits
+    losses, bias = logits.new_empty(N, dtype=dtype), bias.to(dtype).contiguous()
+    threads = torch.get_num_threads()
+    load_library().call("cross_entropy", logits.dtype, N, threads, V, bias, targets.contiguous(), logits, losses)
+    return losses.float()
 
 
 def _autocast_dtype(device_type: str) -> torch.dtype | None:

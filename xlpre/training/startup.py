@@ -94,11 +94,16 @@ class TrainingContext:
         return lock
 
     def describe(self) -> str:
-        """Return batch size, number of processes, device, precision and ZeRO stage in one line, perhaps with a note on a second line."""
-        line = f"{self.batch}; {self.device.type}, {self.precision}, ZeRO stage {self.zero_stage}"
-        if self.device.type == "cpu" and self.precision == "fp32" and cpu_has_bf16():
-            line += "\nnote: this processor has bf16 instructions. With train.precision=bf16, a step is 1.3 to 3.5 times as fast"
-        return line
+        """Return batch size, number of processes, device, precision and ZeRO stage in one line."""
+        return f"{self.batch}; {self.device.type}, {self.precision}, ZeRO stage {self.zero_stage}"
+
+    def precision_note(self) -> str:
+        """Return a note if the processor computes faster in bf16 than in the precision of the job, else an empty string."""
+        if self.device.type != "cpu" or self.precision != "fp32" or not cpu_has_bf16():
+            return ""
+        return (
+            "note: this processor has bf16 instructions. With train.precision=bf16, a step is 1.3 to 3.5 times as fast"
+        )
 
 
 def join_processes(train: TrainConfig) -> Comm:

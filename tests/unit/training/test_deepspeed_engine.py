@@ -111,7 +111,7 @@ def test_a_run_in_fp32_says_that_the_processor_has_bf16_instructions(monkeypatch
     context = TrainingContext(
         torch.device("cpu"), precision, TrainConfig().batch_schedule(1), None, {"zero_optimization": {"stage": 0}}
     )
-    assert ("note: this processor has bf16 instructions" in context.describe()) is is_noted
+    assert context.precision_note().startswith("note: this processor has bf16 instructions") is is_noted
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,16 @@ def load_library() -> Library:
     Raises:
         MissingLibraryError: the library cannot be built or loaded.
     """
-    flags = [*FLAGS, *_vector_flags()]
+    first, *others = _flag_choices()
+    try:
+        return _load_library(first)
+    except MissingLibraryError:
+        if not others:
+            raise
+    return _load_library(others[0])
+
+
+def _load_library(flags: list[str]) -> Library:
     version = hashlib.sha256(SOURCE.read_bytes() + repr((flags, platform.machine())).encode()).hexdigest()[:16]
     try:
         return _build_and_load(cache_dir() / f"cpu-{version}.so", flags)
@@ -150,11 +159,12 @@ def _compile(path: Path, flags: list[str]) -> None:
         partial.write_bytes(content + _checksum(content))
 
 
-def _vector_flags() -> list[str]:
-    """Return the compiler options for the vector instructions that torch uses here, and for those of bf16."""
+def _flag_choices() -> list[list[str]]:
+    """Return the options for the vector instructions that torch uses here, if possible with those of bf16 first."""
     capability = torch.backends.cpu.get_cpu_capability()
+    flags = [*FLAGS, *VECTOR_FLAGS.get(capability, [])]
     has_bf16 = capability == "AVX512" and torch.cpu._is_avx512_bf16_supported()
-    return [*VECTOR_FLAGS.get(capability, []), *(["-mavx512bf16"] if has_bf16 else [])]
+    return [[*flags, "-mavx512bf16"], flags] if has_bf16 else [flags]  # old compilers refuse bf16
 
 
 def _checksum(content: bytes) -> bytes:

@@ -1,5 +1,5 @@
 // Kernels that attention.py, feedforward.py, dropout.py and lm_head.py run on a CPU. kernels/cpu/build.py compiles this file.
-// kernels/cpu/attention.py derives the equations of attention. Matrix products use the BLAS of torch.
+// kernels/cpu/attention.py derives the equations of attention. Matrix products use the BLAS of torch, except those in bf16.
 // All kernels compute in fp32 or fp64. All but attention can also read and write bf16; attention can round the inputs of its matrix
 // products to bf16.
 //
@@ -47,10 +47,7 @@ void multiply(int m, int n, int k, Matrix<const T> a, Matrix<const T> b, T beta,
             &c.stride);
 }
 
-// True if the processor multiplies pairs of bf16 numbers. Otherwise multiply_bf16 multiplies in fp32.
 #ifdef __AVX512BF16__
-const bool HAS_BF16_PRODUCTS = true;
-
 using Pair = uint32_t;      // two bf16 numbers, the first in the lower half
 const int LANES = 16;       // pairs or floats of a vector
 const int TILE_ROWS = 8;    // rows and vectors of a row that a tile of the product keeps in registers
@@ -115,7 +112,8 @@ void transpose(int m, int n, const Pair* x, Pair* y) {
         }
 }
 
-// Tile of multiply_bf16: ROWS rows of c and VECTORS vectors, the last one with a mask. a: pairs with the strides of rows and of pairs.
+// Tile of multiply_bf16: ROWS rows of c and VECTORS vectors, the last one with a mask. The loops are unrolled so that GCC keeps the sums in
+// registers. a: pairs with the strides of rows and of pairs.
 template <int ROWS, int VECTORS>
 void multiply_tile(int pairs, const Pair* a, int64_t row_stride, int64_t pair_stride, const Pair* b, int64_t b_stride, __mmask16 mask,
                    bool add, float* c, int64_t c_stride) {
@@ -132,8 +130,8 @@ void multiply_tile(int pairs, const Pair* a, int64_t row_stride, int64_t pair_st
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {
             const __m512i row = _mm512_set1_epi32(int(a[r * row_stride + p * pair_stride]));
-    #pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; v++) sum[r][v] = _mm512_dpbf16_ps(sum[r][v], (__m512bh)columns[v], (__m512bh)row);
+#pragma GCC unroll 8
+            for (int v = 0; v < VECTORS; v++) sum[r][v] = _mm512_dpbf16_ps(sum[r][v], (__m512bh)columns[v], (__m512bh)row);
         }
     }
 #pragma GCC unroll 8
@@ -183,8 +181,6 @@ void multiply_bf16(int m, int n, int k, Matrix<const float> a, Matrix<const floa
     }
 }
 #else
-const bool HAS_BF16_PRODUCTS = false;
-
 void multiply_bf16(int m, int n, int k, Matrix<const float> a, Matrix<const float> b, float beta, Matrix<float> c) {
     multiply<float>(m, n, k, a, b, beta, c);
 }

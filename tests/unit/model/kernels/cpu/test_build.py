@@ -109,6 +109,13 @@ def test_without_a_working_compiler_torchs_operators_are_used_and_the_reason_is_
     assert not list((empty_cache).glob("*.partial*"))
 
 
+@pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="no AVX512-BF16")
+def test_a_compiler_without_bf16_compiles_the_other_kernels(empty_cache, tmp_path, monkeypatch):
+    refuse = f'case "$*" in *avx512bf16*) exit 1;; esac; exec {shutil.which("c++")} "$@"'
+    monkeypatch.setenv("CXX", fake_compiler(tmp_path / "c++", refuse))
+    assert fastest_backend(CPU, torch.bfloat16, 8) == "cpu"
+
+
 def test_without_any_compiler_the_error_names_what_was_searched(empty_cache, monkeypatch):
     monkeypatch.setenv("PATH", os.devnull)
     monkeypatch.delenv("CXX", raising=False)
