@@ -245,6 +245,7 @@ def main() -> None:
     rows = ["published", "local", "init_std_0.05", "no_memory", "one_local", "bias_std_1", "output_bias", "lr_3e-4"]
     draw_losses("initialization", rows, top=7)
     draw_losses("ablations", ["base", "no_memory", "no_spans", "denoising", "k_3", "next_sentence"], top=5.6)
+    draw_losses("one_hour", ["4 layers of width 192", "6 layers of width 256"], top=5.2)
     draw_losses("optimizers", ["adamw", "adamw_lr_2e-3", "muon", "muon_all_4e-3"], top=7)
     rows = {
         "muon_16_no_memory": "Muon, 16 rows, no memory",
