@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -87,13 +88,11 @@ def load_library() -> Library:
     Raises:
         MissingLibraryError: the library cannot be built or loaded.
     """
-    first, *others = _flag_choices()
-    try:
-        return _load_library(first)
-    except MissingLibraryError:
-        if not others:
-            raise
-    return _load_library(others[0])
+    *choices, last = _flag_choices()
+    for flags in choices:
+        with contextlib.suppress(MissingLibraryError):
+            return _load_library(flags)
+    return _load_library(last)
 
 
 def _load_library(flags: list[str]) -> Library:
@@ -160,11 +159,17 @@ def _compile(path: Path, flags: list[str]) -> None:
 
 
 def _flag_choices() -> list[list[str]]:
-    """Return the options for the vector instructions that torch uses here, if possible with those of bf16 first."""
+    """Return the options for the vector instructions that torch uses here, if possible with those of bf16.
+
+    Old compilers refuse the first ones.
+    """
     capability = torch.backends.cpu.get_cpu_capability()
-    flags = [*FLAGS, *VECTOR_FLAGS.get(capability, [])]
-    has_bf16 = capability == "AVX512" and torch.cpu._is_avx512_bf16_supported()
-    return [[*flags, "-mavx512bf16"], flags] if has_bf16 else [flags]  # old compilers refuse bf16
+    choices = [[*FLAGS, *VECTOR_FLAGS.get(capability, [])]]
+    if capability == "AVX512" and torch.cpu._is_avx512_bf16_supported():
+        choices.insert(0, [*choices[0], "-mavx512bf16"])
+        if torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx():  # asks Linux for permission to use the tiles
+            choices.insert(0, [*choices[0], "-mamx-tile", "-mamx-bf16"])
+    return choices
 
 
 def _checksum(content: bytes) -> bytes:

@@ -48,48 +48,62 @@ void multiply(int m, int n, int k, Matrix<const T> a, Matrix<const T> b, T beta,
 }
 
 #ifdef __AVX512BF16__
-using Pair = uint32_t;      // two bf16 numbers, the first in the lower half
-const int LANES = 16;       // pairs or floats of a vector
-const int TILE_ROWS = 8;    // rows and vectors of a row that a tile of the product keeps in registers
-const int TILE_VECTORS = 3;
+using Pair = uint32_t;  // two bf16 numbers, the first in the lower half
+const int LANES = 16;   // pairs or floats of a vector
 
 inline __mmask16 first_lanes(int n) { return n >= LANES ? 0xffff : n <= 0 ? 0 : __mmask16((1 << n) - 1); }
 
-// y (n, (k + 1) / 2): pairs of neighbors in the rows of x (n, k).
-void pair_columns(int n, int k, const float* x, int stride, Pair* y) {
-    const int pairs = (k + 1) / 2;
+inline int round_up(int n) { return (n + LANES - 1) / LANES * LANES; }
+
+// Matrix of pairs with whole vectors, `stride` elements from row to row. The memory is reused, so elements that are not written are arbitrary.
+struct PairMatrix {
+    std::vector<Pair> memory;
+    Pair* data = nullptr;
+    int stride = 0;
+
+    void resize(int rows, int columns) {
+        stride = round_up(columns);
+        memory.resize(int64_t(round_up(rows)) * stride + LANES);
+        data = memory.data() + (LANES - (reinterpret_cast<uintptr_t>(memory.data()) / sizeof(Pair)) % LANES) % LANES;
+    }
+};
+
+// y (n, k / 2): pairs of neighbors in the rows of x (n, k), followed by zeros.
+void pair_columns(int n, int k, const float* x, int stride, PairMatrix& y) {
+    y.resize(n, (k + 1) / 2);
     for (int i = 0; i < n; i++)
-        for (int p = 0; p < pairs; p += LANES) {
+        for (int p = 0; p < y.stride; p += LANES) {
             const float* first = x + int64_t(i) * stride + 2 * p;
             const __m512 low = _mm512_maskz_loadu_ps(first_lanes(k - 2 * p), first);
             const __m512 high = _mm512_maskz_loadu_ps(first_lanes(k - 2 * p - LANES), first + LANES);
-            _mm512_mask_storeu_epi32(y + int64_t(i) * pairs + p, first_lanes(pairs - p), (__m512i)_mm512_cvtne2ps_pbh(high, low));
+            _mm512_store_si512(y.data + int64_t(i) * y.stride + p, (__m512i)_mm512_cvtne2ps_pbh(high, low));
         }
 }
 
-// y ((k + 1) / 2, n): pairs of neighbors in the columns of x (k, n).
-void pair_rows(int k, int n, const float* x, int stride, Pair* y) {
+// y (k / 2, n): pairs of neighbors in the columns of x (k, n), followed by zeros.
+void pair_rows(int k, int n, const float* x, int stride, PairMatrix& y) {
     alignas(64) uint16_t alternate[2 * LANES];  // 0, 16, 1, 17, ...
     for (int i = 0; i < LANES; i++) alternate[2 * i] = i, alternate[2 * i + 1] = LANES + i;
     const __m512i order = _mm512_load_si512(alternate);
-    for (int p = 0; p < (k + 1) / 2; p++)
+    y.resize((k + 1) / 2, n);
+    for (int p = 0; p < round_up((k + 1) / 2); p++)
         for (int j = 0; j < n; j += LANES) {
             const __mmask16 mask = first_lanes(n - j);
             const float* row = x + 2 * int64_t(p) * stride + j;
-            const __m512 low = _mm512_maskz_loadu_ps(mask, row);
+            const __m512 low = _mm512_maskz_loadu_ps(2 * p < k ? mask : 0, row);
             const __m512 high = _mm512_maskz_loadu_ps(2 * p + 1 < k ? mask : 0, row + stride);
             const __m512i pairs = _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-            _mm512_mask_storeu_epi32(y + int64_t(p) * n + j, mask, pairs);
+            _mm512_store_si512(y.data + int64_t(p) * y.stride + j, pairs);
         }
 }
 
 // y (n, m) = x (m, n) transposed.
-void transpose(int m, int n, const Pair* x, Pair* y) {
+void transpose(int m, int n, const PairMatrix& x, PairMatrix& y) {
+    y.resize(n, m);
     for (int i = 0; i < m; i += LANES)
         for (int j = 0; j < n; j += LANES) {
-            const __mmask16 rows = first_lanes(m - i), columns = first_lanes(n - j);
             __m512i a[LANES], b[LANES];
-            for (int r = 0; r < LANES; r++) a[r] = _mm512_maskz_loadu_epi32(i + r < m ? columns : 0, x + int64_t(i + r) * n + j);
+            for (int r = 0; r < LANES; r++) a[r] = _mm512_load_si512(x.data + int64_t(i + r) * x.stride + j);
             for (int r = 0; r < LANES; r += 2) {
                 b[r] = _mm512_unpacklo_epi32(a[r], a[r + 1]);
                 b[r + 1] = _mm512_unpackhi_epi32(a[r], a[r + 1]);
@@ -108,15 +122,101 @@ void transpose(int m, int n, const Pair* x, Pair* y) {
                 b[c + 8] = _mm512_shuffle_i32x4(even, even2, 0xdd);
                 b[c + 12] = _mm512_shuffle_i32x4(odd, odd2, 0xdd);
             }
-            for (int c = 0; c < LANES && j + c < n; c++) _mm512_mask_storeu_epi32(y + int64_t(j + c) * m + i, rows, b[c]);
+            for (int c = 0; c < LANES; c++) _mm512_store_si512(y.data + int64_t(j + c) * y.stride + i, b[c]);
         }
 }
 
-// Tile of multiply_bf16: ROWS rows of c and VECTORS vectors, the last one with a mask. The loops are unrolled so that GCC keeps the sums in
-// registers. a: pairs with the strides of rows and of pairs.
+#ifdef __AMX_BF16__
+const int TILE = 16;  // rows of a tile; a row has 16 pairs or floats
+
+// Configures the tile registers of this thread: eight tiles of full size.
+struct TileRegisters {
+    explicit TileRegisters(bool needed) : needed(needed) {
+        struct alignas(64) {
+            uint8_t palette = 1, start_row = 0, reserved[14] = {};
+            uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+            uint8_t rows[16] = {TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE};
+        } config;
+        if (needed) _tile_loadconfig(&config);
+    }
+    ~TileRegisters() {
+        if (needed) _tile_release();
+    }
+
+    const bool needed;
+};
+
+// c = a b, or c + a b if `add`, for ROWS tiles below each other and COLUMNS tiles beside each other, which are 1 or 2.
+template <int ROWS, int COLUMNS>
+void multiply_tiles(int pairs, const Pair* a, int a_stride, const Pair* b, int b_stride, bool add, float* c, int c_stride) {
+    const int64_t a_bytes = a_stride * sizeof(Pair), b_bytes = b_stride * sizeof(Pair), c_bytes = c_stride * sizeof(float);
+    float* lower = c + int64_t(TILE) * c_stride;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    if (add) {
+        _tile_loadd(0, c, c_bytes);
+        if constexpr (COLUMNS == 2) _tile_loadd(1, c + TILE, c_bytes);
+        if constexpr (ROWS == 2) _tile_loadd(2, lower, c_bytes);
+        if constexpr (ROWS == 2 && COLUMNS == 2) _tile_loadd(3, lower + TILE, c_bytes);
+    }
+    for (int p = 0; p < pairs; p += LANES) {
+        const Pair* right = b + int64_t(p) * b_stride;
+        _tile_loadd(4, a + p, a_bytes);
+        _tile_loadd(6, right, b_bytes);
+        _tile_dpbf16ps(0, 4, 6);
+        if constexpr (COLUMNS == 2) _tile_loadd(7, right + TILE, b_bytes);
+        if constexpr (COLUMNS == 2) _tile_dpbf16ps(1, 4, 7);
+        if constexpr (ROWS == 2) _tile_loadd(5, a + int64_t(TILE) * a_stride + p, a_bytes);
+        if constexpr (ROWS == 2) _tile_dpbf16ps(2, 5, 6);
+        if constexpr (ROWS == 2 && COLUMNS == 2) _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, c, c_bytes);
+    if constexpr (COLUMNS == 2) _tile_stored(1, c + TILE, c_bytes);
+    if constexpr (ROWS == 2) _tile_stored(2, lower, c_bytes);
+    if constexpr (ROWS == 2 && COLUMNS == 2) _tile_stored(3, lower + TILE, c_bytes);
+}
+
+// c (m, n) = left right, or c + left right if `add`.
+void multiply_pairs(int m, int n, int pairs, const PairMatrix& left, const PairMatrix& right, bool add, Matrix<float> c) {
+    alignas(64) float part[2 * TILE * 2 * TILE];
+    asm volatile("" ::: "memory");  // GCC does not know that _tile_loadd reads memory
+    for (int j = 0; j < n; j += 2 * TILE)
+        for (int i = 0; i < m; i += 2 * TILE) {
+            const int rows = std::min(m - i, 2 * TILE), columns = std::min(n - j, 2 * TILE);
+            const bool two_rows = rows > TILE, two_columns = columns > TILE;
+            const auto multiply = two_rows ? (two_columns ? multiply_tiles<2, 2> : multiply_tiles<2, 1>)
+                                           : (two_columns ? multiply_tiles<1, 2> : multiply_tiles<1, 1>);
+            const Pair *a = left.data + int64_t(i) * left.stride, *b = right.data + j;
+            float* target = c.data + int64_t(i) * c.stride + j;
+            if (rows % TILE == 0 && columns % TILE == 0) {
+                multiply(pairs, a, left.stride, b, right.stride, add, target, c.stride);
+                continue;
+            }
+            multiply(pairs, a, left.stride, b, right.stride, false, part, 2 * TILE);
+            for (int r = 0; r < rows; r++)
+                for (int v = 0; v < columns; v += LANES) {
+                    const __mmask16 mask = first_lanes(columns - v);
+                    float* y = target + int64_t(r) * c.stride + v;
+                    const __m512 x = _mm512_load_ps(part + r * 2 * TILE + v);
+                    _mm512_mask_storeu_ps(y, mask, add ? _mm512_add_ps(x, _mm512_maskz_loadu_ps(mask, y)) : x);
+                }
+        }
+}
+#else
+struct TileRegisters {
+    explicit TileRegisters(bool) {}
+};
+
+const int TILE_ROWS = 8;  // rows and vectors of a row that a tile of the product keeps in registers
+const int TILE_VECTORS = 3;
+
+// Tile of multiply_pairs: ROWS rows of c and VECTORS vectors, the last one with a mask. The loops are unrolled so that GCC keeps the sums in
+// registers.
 template <int ROWS, int VECTORS>
-void multiply_tile(int pairs, const Pair* a, int64_t row_stride, int64_t pair_stride, const Pair* b, int64_t b_stride, __mmask16 mask,
-                   bool add, float* c, int64_t c_stride) {
+void multiply_tile(int pairs, const Pair* a, int64_t a_stride, const Pair* b, int64_t b_stride, __mmask16 mask, bool add, float* c,
+                   int64_t c_stride) {
     __m512 sum[ROWS][VECTORS];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
@@ -125,11 +225,10 @@ void multiply_tile(int pairs, const Pair* a, int64_t row_stride, int64_t pair_st
     for (int p = 0; p < pairs; p++) {
         __m512i columns[VECTORS];
 #pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; v++)
-            columns[v] = _mm512_maskz_loadu_epi32(v == VECTORS - 1 ? mask : __mmask16(0xffff), b + p * b_stride + v * LANES);
+        for (int v = 0; v < VECTORS; v++) columns[v] = _mm512_load_si512(b + p * b_stride + v * LANES);
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {
-            const __m512i row = _mm512_set1_epi32(int(a[r * row_stride + p * pair_stride]));
+            const __m512i row = _mm512_set1_epi32(int(a[r * a_stride + p]));
 #pragma GCC unroll 8
             for (int v = 0; v < VECTORS; v++) sum[r][v] = _mm512_dpbf16_ps(sum[r][v], (__m512bh)columns[v], (__m512bh)row);
         }
@@ -146,41 +245,48 @@ void multiply_tile(int pairs, const Pair* a, int64_t row_stride, int64_t pair_st
 }
 
 template <int VECTORS>
-void multiply_panel(int m, int pairs, const Pair* a, int64_t row_stride, int64_t pair_stride, const Pair* b, int64_t b_stride,
-                    __mmask16 mask, bool add, float* c, int64_t c_stride) {
+void multiply_panel(int m, int pairs, const Pair* a, int64_t a_stride, const Pair* b, int64_t b_stride, __mmask16 mask, bool add, float* c,
+                    int64_t c_stride) {
     int i = 0;
     for (; i + TILE_ROWS <= m; i += TILE_ROWS)
-        multiply_tile<TILE_ROWS, VECTORS>(pairs, a + i * row_stride, row_stride, pair_stride, b, b_stride, mask, add, c + i * c_stride,
-                                          c_stride);
-    for (; i < m; i++)
-        multiply_tile<1, VECTORS>(pairs, a + i * row_stride, row_stride, pair_stride, b, b_stride, mask, add, c + i * c_stride, c_stride);
+        multiply_tile<TILE_ROWS, VECTORS>(pairs, a + i * a_stride, a_stride, b, b_stride, mask, add, c + i * c_stride, c_stride);
+    for (; i < m; i++) multiply_tile<1, VECTORS>(pairs, a + i * a_stride, a_stride, b, b_stride, mask, add, c + i * c_stride, c_stride);
 }
 
-// c (m, n) = a (m, k) b (k, n) + beta c, where beta is 0 or 1. a and b are rounded to bf16; the sums are in fp32.
-void multiply_bf16(int m, int n, int k, Matrix<const float> a, Matrix<const float> b, float beta, Matrix<float> c) {
-    thread_local std::vector<Pair> left, right, rounded;
-    const int pairs = (k + 1) / 2;
-    left.resize(int64_t(m) * pairs), right.resize(int64_t(pairs) * n);
-    if (a.transposed)
-        pair_rows(k, m, a.data, a.stride, left.data());
-    else
-        pair_columns(m, k, a.data, a.stride, left.data());
-    const int64_t row_stride = a.transposed ? 1 : pairs, pair_stride = a.transposed ? m : 1;
-    if (b.transposed) {
-        rounded.resize(int64_t(n) * pairs);
-        pair_columns(n, k, b.data, b.stride, rounded.data());
-        transpose(n, pairs, rounded.data(), right.data());
-    } else {
-        pair_rows(k, n, b.data, b.stride, right.data());
-    }
+// c (m, n) = left right, or c + left right if `add`.
+void multiply_pairs(int m, int n, int pairs, const PairMatrix& left, const PairMatrix& right, bool add, Matrix<float> c) {
     for (int j = 0; j < n; j += TILE_VECTORS * LANES) {
         const int vectors = std::min((n - j + LANES - 1) / LANES, TILE_VECTORS);
         const auto panel = vectors == 3 ? multiply_panel<3> : vectors == 2 ? multiply_panel<2> : multiply_panel<1>;
-        panel(m, pairs, left.data(), row_stride, pair_stride, right.data() + j, n, first_lanes(n - j - (vectors - 1) * LANES), beta != 0,
-              c.data + j, c.stride);
+        panel(m, pairs, left.data, left.stride, right.data + j, right.stride, first_lanes(n - j - (vectors - 1) * LANES), add, c.data + j,
+              c.stride);
     }
 }
+#endif
+
+// c (m, n) = a (m, k) b (k, n) + beta c, where beta is 0 or 1. a and b are rounded to bf16; the sums are in fp32.
+void multiply_bf16(int m, int n, int k, Matrix<const float> a, Matrix<const float> b, float beta, Matrix<float> c) {
+    thread_local PairMatrix left, right, rounded;
+    const int pairs = (k + 1) / 2;
+    if (a.transposed) {
+        pair_rows(k, m, a.data, a.stride, rounded);
+        transpose(pairs, m, rounded, left);
+    } else {
+        pair_columns(m, k, a.data, a.stride, left);
+    }
+    if (b.transposed) {
+        pair_columns(n, k, b.data, b.stride, rounded);
+        transpose(n, pairs, rounded, right);
+    } else {
+        pair_rows(k, n, b.data, b.stride, right);
+    }
+    multiply_pairs(m, n, pairs, left, right, beta != 0, c);
+}
 #else
+struct TileRegisters {
+    explicit TileRegisters(bool) {}
+};
+
 void multiply_bf16(int m, int n, int k, Matrix<const float> a, Matrix<const float> b, float beta, Matrix<float> c) {
     multiply<float>(m, n, k, a, b, beta, c);
 }
@@ -497,6 +603,7 @@ void for_each_head(const AttentionArgs<T>& a, Function compute) {
 #pragma omp parallel num_threads(a.n_threads)
     {
         HeadKernel<T> kernel(a);
+        const TileRegisters registers(a.bf16_products);
 #pragma omp for schedule(dynamic)
         for (int64_t i = 0; i < a.B * a.H; i++) compute(kernel, int(i / a.H), int(i % a.H));
     }

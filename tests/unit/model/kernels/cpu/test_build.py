@@ -14,6 +14,13 @@ from tests.unit.model.conftest import make_model, random_batch, random_memory
 from xlpre.model.dropout import Dropout
 from xlpre.model.kernels.backend import fastest_backend, load_backend
 from xlpre.model.kernels.cpu import build
+from xlpre.model.kernels.cpu.attention import CpuBackend
+from xlpre.model.kernels.selfcheck.fixtures import (
+    attention_case,
+    random_attention_meta,
+    random_attention_tensors,
+    relative_error,
+)
 
 CPU = torch.device("cpu")
 FAST_FLAGS = [*build.FLAGS, "-O0"]  # without optimization, compilation is fast
@@ -109,11 +116,28 @@ def test_without_a_working_compiler_torchs_operators_are_used_and_the_reason_is_
     assert not list((empty_cache).glob("*.partial*"))
 
 
-@pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="no AVX512-BF16")
-def test_a_compiler_without_bf16_compiles_the_other_kernels(empty_cache, tmp_path, monkeypatch):
-    refuse = f'case "$*" in *avx512bf16*) exit 1;; esac; exec {shutil.which("c++")} "$@"'
+def bf16_attention():
+    """Output and gradients of attention in bf16, by the CPU kernels."""
+    torch.manual_seed(1)
+    meta = random_attention_meta(2, 50, 11, 7, "cpu")
+    case = attention_case(CpuBackend, meta, random_attention_tensors(meta, 3, 24, torch.bfloat16))
+    return case.run(torch.randn_like(case.tensors["query"]))
+
+
+@pytest.mark.parametrize("refused", ["amx", "avx512bf16"])
+def test_with_a_compiler_that_refuses_instructions_for_bf16_others_are_used_and_agree(
+    empty_cache, tmp_path, monkeypatch, refused
+):
+    if not any(refused in flag for flag in build._flag_choices()[0]):
+        pytest.skip(f"this processor has no {refused}")
+    expected = bf16_attention()
+    refuse = f'case "$*" in *{refused}*) exit 1;; esac; exec {shutil.which("c++")} "$@"'
     monkeypatch.setenv("CXX", fake_compiler(tmp_path / "c++", refuse))
-    assert fastest_backend(CPU, torch.bfloat16, 8) == "cpu"
+    forget()
+    shutil.rmtree(empty_cache)
+    errors = relative_error(bf16_attention(), expected)
+    assert max(errors.values()) < 0.02, errors
+    assert len(list(empty_cache.glob("cpu-*.so"))) == 1
 
 
 def test_without_any_compiler_the_error_names_what_was_searched(empty_cache, monkeypatch):
@@ -126,6 +150,13 @@ def test_without_any_compiler_the_error_names_what_was_searched(empty_cache, mon
 COMPILE = """
 import sys
 from xlpre.model.kernels.cpu import build
+from xlpre.model.kernels.cpu.attention import CpuBackend
+from xlpre.model.kernels.selfcheck.fixtures import (
+    attention_case,
+    random_attention_meta,
+    random_attention_tensors,
+    relative_error,
+)
 build.FLAGS.append("-O0")
 print("ready", flush=True)
 sys.stdin.readline()
