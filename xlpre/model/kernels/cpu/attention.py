@@ -8,9 +8,9 @@ segment term, scaled, and let u be the score that is added for keys of other seg
 
 The backward pass starts from do, the gradient of o:
 
-    d value = P'^T do        dP' = do value^T        ds = P' * dP' - P * do.o
+    d value = P'^T do        dP' = do value^T        ds = P' * dP' - P * delta
 
-The last term holds because the sum of P' * dP' over the keys of a row is do.o. Then:
+delta: sum of P' * dP' over the keys of a row. Then:
 
     dc = ds key              d key = ds^T c
     dp = ds' pos_key         d pos_key = ds'^T p                  ds': ds reordered from keys to distances
@@ -25,8 +25,8 @@ reused part of a window never sees the rest of the window, and no row sees empty
 Probabilities are saved for the backward pass. A layer with more than MAX_SAVED_PROBS probabilities recomputes them instead, so that
 memory grows linearly with the window. Dropout uses counter-based random numbers, which the backward pass generates again.
 
-In bf16, inputs are converted to fp32. If the processor has AVX512-BF16, the factors of matrix products are rounded to bf16, and the sums
-are in fp32; otherwise the products are in fp32, too. Softmax and biases are in fp32. The output and the gradients are rounded once.
+In bf16, inputs, output, saved probabilities and gradients are in bf16; everything else, such as softmax and sums, is in fp32. If the
+processor has AMX or AVX512-BF16, the factors of matrix products are rounded to bf16.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MAX_SAVED_PROBS = 1 << 24  # limit for all heads and batch rows of a layer; 64 M
 
 # Fields of the C++ struct AttentionArgs, in order.
 SIZES = ("B", "N", "K", "H", "E", "R", "n_tokens", "n_self_visible", "max_distance", "n_blocks", "block_rows")
-INTEGERS = (*SIZES, "n_threads", "bf16_products", "seed", "drop_threshold")
+INTEGERS = (*SIZES, "n_threads", "seed", "drop_threshold")
 DOUBLES = ("scale", "dropout_scale")
 META = ("query_rank", "key_rank", "row_segments", "key_segments", "positions", "direction")
 BLOCKS = ("block_start", "first_key", "n_keys", "first_distance", "n_distances")
@@ -145,40 +145,42 @@ class _Attention(torch.autograd.Function):
         inputs = {name: x.contiguous() for name, x in zip(TERMS, terms, strict=True) if x is not None}
         if "pos_offset" in inputs:
             inputs["pos_offset"] = inputs["pos_offset"].transpose(1, 2).contiguous()  # (2, H, R)
-        dtype, K = inputs["query"].dtype, schedule.sizes["K"]
-        converted = _convert(inputs)
-        query = converted["query"]
+        query, K = inputs["query"], schedule.sizes["K"]
         B, N, H, E = query.shape
-        _check_shapes(schedule, converted)
+        _check_shapes(schedule, inputs)
         outputs = {"out": torch.empty_like(query)}
         if any(ctx.needs_input_grad):
             if B * H * N * K <= MAX_SAVED_PROBS:
                 outputs["probs"] = query.new_empty(B, H, N, K)
             else:
-                outputs["lse"] = query.new_empty(B, H, N)
+                outputs["lse"] = query.new_empty(B, H, N, dtype=_compute_dtype(query))
         scalars = {"H": H, "E": E, "scale": scale, "dropout_scale": 1 / (1 - dropout)}
         scalars |= {"drop_threshold": drop_threshold(dropout), "seed": new_seed() if dropout else 0}
-        scalars["bf16_products"] = dtype == torch.bfloat16
-        args = _attention_args(schedule, {**converted, **outputs}, **scalars)
+        args = _attention_args(schedule, {**inputs, **outputs}, **scalars)
         load_library().call("attention_forward", query.dtype, args)
+        output = outputs.pop("out")
         ctx.schedule, ctx.scalars, ctx.names = schedule, scalars, [*inputs, *outputs]
         ctx.save_for_backward(*inputs.values(), *outputs.values())
-        return outputs["out"].to(dtype)
+        return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        saved = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
-        tensors = _convert({**saved, "d_out": d_out.contiguous()})
+        tensors = {**dict(zip(ctx.names, ctx.saved_tensors, strict=True)), "d_out": d_out.contiguous()}
         (B, _, H, E), R = d_out.shape, ctx.schedule.sizes["R"]
         # the kernels compute these gradients per batch row; they are summed below, in a fixed order
         per_row: dict[str, tuple[int, ...]] = {"pos_key": (B, R, H, E), "pos_offset": (B, H, R)}
         per_row |= dict.fromkeys(("r_w_bias", "r_r_bias", "r_s_bias", "segment_diff"), (B, H, E))
-        inputs = [name for name in TERMS if name in tensors]
-        zeros = tensors["d_out"].new_zeros
-        gradients = {f"d_{name}": zeros(per_row.get(name, tensors[name].shape)) for name in inputs}
+        dtype = _compute_dtype(d_out)
+        gradients = {
+            f"d_{name}": d_out.new_zeros(per_row[name], dtype=dtype)
+            if name in per_row
+            else torch.empty_like(tensors[name])
+            for name in TERMS
+            if name in tensors
+        }
         args = _attention_args(ctx.schedule, {**tensors, **gradients}, **ctx.scalars)
-        load_library().call("attention_backward", tensors["d_out"].dtype, args)
+        load_library().call("attention_backward", d_out.dtype, args)
         direction = ctx.schedule.tensors["direction"]
         for name, x in gradients.items():
             if name in ("d_pos_key", "d_pos_offset"):
@@ -191,9 +193,9 @@ class _Attention(torch.autograd.Function):
         return None, None, None, *(rounded.get(f"d_{name}") for name in TERMS)
 
 
-def _convert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Convert bf16 tensors to fp32, in which the kernels compute."""
-    return {name: x.float() if x.dtype == torch.bfloat16 else x for name, x in tensors.items()}
+def _compute_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype in which the kernels compute."""
+    return torch.float32 if x.dtype == torch.bfloat16 else x.dtype
 
 
 def _check_shapes(schedule: BlockSchedule, inputs: dict[str, Tensor]) -> None:

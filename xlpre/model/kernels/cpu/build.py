@@ -55,7 +55,7 @@ class Library:
 
         Args:
             name: name of the function, without its dtype suffix.
-            dtype: one of DTYPES. The functions of attention do not support torch.bfloat16.
+            dtype: one of DTYPES.
             *args: arguments of the function. Tensors must be contiguous.
         """
         if any(isinstance(x, Tensor) and x.is_meta for x in args):

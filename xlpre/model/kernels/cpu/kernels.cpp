@@ -1,7 +1,7 @@
 // Kernels that attention.py, feedforward.py, dropout.py and lm_head.py run on a CPU. kernels/cpu/build.py compiles this file.
 // kernels/cpu/attention.py derives the equations of attention. Matrix products use the BLAS of torch, except those in bf16.
-// All kernels compute in fp32 or fp64. All but attention can also read and write bf16; attention can round the inputs of its matrix
-// products to bf16.
+// Inputs and outputs are in fp32, fp64 or bf16. Kernels compute in fp32 for bf16. In attention for bf16, the factors of matrix products
+// are rounded to bf16 if the processor can multiply them.
 //
 // One thread computes one head of one batch row, a block of query rows at a time, so that the scores of a block stay in its cache. No two
 // threads add to the same address, so results have the same bits with any number of threads.
@@ -21,6 +21,32 @@
 namespace {
 
 const double MASKED = -1e30;  // score of a key that is not visible
+
+template <class To, class From>
+inline To bit_cast(From x) {
+    To y;
+    static_assert(sizeof(To) == sizeof(From));
+    std::memcpy(&y, &x, sizeof(To));
+    return y;
+}
+
+// The upper 16 bits of a float. An enumeration, because compilers do not vectorize loops over a class.
+enum class BFloat16 : uint16_t {};
+
+// Type in which a kernel computes with elements of type T.
+template <class T>
+using Compute = std::conditional_t<std::is_same_v<T, BFloat16>, float, T>;
+
+template <class T>
+inline T load(T x) { return x; }
+inline float load(BFloat16 x) { return bit_cast<float>(uint32_t(x) << 16); }
+
+template <class T>
+inline void store(T& y, T x) { y = x; }
+inline void store(BFloat16& y, float x) {  // rounds to the nearest number, or to the even one of two
+    const uint32_t b = bit_cast<uint32_t>(x), rounded = b + 0x7fff + ((b >> 16) & 1);
+    y = BFloat16((x == x ? rounded : 0x7fc00000) >> 16);  // nan stays nan
+}
 
 template <class T>
 using Gemm = void (*)(const char*, const char*, const int*, const int*, const int*, const T*, const T*, const int*, const T*,
@@ -68,32 +94,36 @@ struct PairMatrix {
     }
 };
 
+// The first n of 16 or 32 neighbors in bf16, followed by zeros.
+inline __m256i load_16(const float* x, int n) { return (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(first_lanes(n), x)); }
+inline __m256i load_16(const BFloat16* x, int n) { return _mm256_maskz_loadu_epi16(first_lanes(n), x); }
+template <class P>
+inline __m512i load_32(const P* x, int n) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(load_16(x, n)), load_16(x + LANES, n - LANES), 1);
+}
+
 // y (n, k / 2): pairs of neighbors in the rows of x (n, k), followed by zeros.
-void pair_columns(int n, int k, const float* x, int stride, PairMatrix& y) {
+template <class P>
+void pair_columns(int n, int k, const P* x, int stride, PairMatrix& y) {
     y.resize(n, (k + 1) / 2);
     for (int i = 0; i < n; i++)
-        for (int p = 0; p < y.stride; p += LANES) {
-            const float* first = x + int64_t(i) * stride + 2 * p;
-            const __m512 low = _mm512_maskz_loadu_ps(first_lanes(k - 2 * p), first);
-            const __m512 high = _mm512_maskz_loadu_ps(first_lanes(k - 2 * p - LANES), first + LANES);
-            _mm512_store_si512(y.data + int64_t(i) * y.stride + p, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-        }
+        for (int p = 0; p < y.stride; p += LANES)
+            _mm512_store_si512(y.data + int64_t(i) * y.stride + p, load_32(x + int64_t(i) * stride + 2 * p, k - 2 * p));
 }
 
 // y (k / 2, n): pairs of neighbors in the columns of x (k, n), followed by zeros.
-void pair_rows(int k, int n, const float* x, int stride, PairMatrix& y) {
+template <class P>
+void pair_rows(int k, int n, const P* x, int stride, PairMatrix& y) {
     alignas(64) uint16_t alternate[2 * LANES];  // 0, 16, 1, 17, ...
     for (int i = 0; i < LANES; i++) alternate[2 * i] = i, alternate[2 * i + 1] = LANES + i;
     const __m512i order = _mm512_load_si512(alternate);
     y.resize((k + 1) / 2, n);
     for (int p = 0; p < round_up((k + 1) / 2); p++)
         for (int j = 0; j < n; j += LANES) {
-            const __mmask16 mask = first_lanes(n - j);
-            const float* row = x + 2 * int64_t(p) * stride + j;
-            const __m512 low = _mm512_maskz_loadu_ps(2 * p < k ? mask : 0, row);
-            const __m512 high = _mm512_maskz_loadu_ps(2 * p + 1 < k ? mask : 0, row + stride);
-            const __m512i pairs = _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-            _mm512_store_si512(y.data + int64_t(p) * y.stride + j, pairs);
+            const P* row = x + 2 * int64_t(p) * stride + j;
+            const __m256i first = load_16(row, 2 * p < k ? n - j : 0), second = load_16(row + stride, 2 * p + 1 < k ? n - j : 0);
+            const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1);
+            _mm512_store_si512(y.data + int64_t(p) * y.stride + j, _mm512_permutexvar_epi16(order, both));
         }
 }
 
@@ -265,7 +295,8 @@ void multiply_pairs(int m, int n, int pairs, const PairMatrix& left, const PairM
 #endif
 
 // c (m, n) = a (m, k) b (k, n) + beta c, where beta is 0 or 1. a and b are rounded to bf16; the sums are in fp32.
-void multiply_bf16(int m, int n, int k, Matrix<const float> a, Matrix<const float> b, float beta, Matrix<float> c) {
+template <class A, class B>
+void multiply_bf16(int m, int n, int k, Matrix<const A> a, Matrix<const B> b, float beta, Matrix<float> c) {
     thread_local PairMatrix left, right, rounded;
     const int pairs = (k + 1) / 2;
     if (a.transposed) {
@@ -287,36 +318,22 @@ struct TileRegisters {
     explicit TileRegisters(bool) {}
 };
 
-void multiply_bf16(int m, int n, int k, Matrix<const float> a, Matrix<const float> b, float beta, Matrix<float> c) {
-    multiply<float>(m, n, k, a, b, beta, c);
+// The matrix x, which has `rows` rows of `columns` elements before transposition, in fp32.
+inline Matrix<const float> widen(int, int, Matrix<const float> x, std::vector<float>&) { return x; }
+inline Matrix<const float> widen(int rows, int columns, Matrix<const BFloat16> x, std::vector<float>& memory) {
+    memory.resize(int64_t(rows) * columns);
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < columns; j++) memory[int64_t(i) * columns + j] = load(x.data[int64_t(i) * x.stride + j]);
+    return {memory.data(), columns, x.transposed};
+}
+
+template <class A, class B>
+void multiply_bf16(int m, int n, int k, Matrix<const A> a, Matrix<const B> b, float beta, Matrix<float> c) {
+    thread_local std::vector<float> left, right;
+    multiply<float>(m, n, k, widen(a.transposed ? k : m, a.transposed ? m : k, a, left),
+                    widen(b.transposed ? n : k, b.transposed ? k : n, b, right), beta, c);
 }
 #endif
-
-template <class To, class From>
-inline To bit_cast(From x) {
-    To y;
-    static_assert(sizeof(To) == sizeof(From));
-    std::memcpy(&y, &x, sizeof(To));
-    return y;
-}
-
-// The upper 16 bits of a float. An enumeration, because compilers do not vectorize loops over a class.
-enum class BFloat16 : uint16_t {};
-
-// Type in which a kernel computes with elements of type T.
-template <class T>
-using Compute = std::conditional_t<std::is_same_v<T, BFloat16>, float, T>;
-
-template <class T>
-inline T load(T x) { return x; }
-inline float load(BFloat16 x) { return bit_cast<float>(uint32_t(x) << 16); }
-
-template <class T>
-inline void store(T& y, T x) { y = x; }
-inline void store(BFloat16& y, float x) {  // rounds to the nearest number, or to the even one of two
-    const uint32_t b = bit_cast<uint32_t>(x), rounded = b + 0x7fff + ((b >> 16) & 1);
-    y = BFloat16((x == x ? rounded : 0x7fc00000) >> 16);  // nan stays nan
-}
 
 inline double exponential(double x) { return std::exp(x); }
 
@@ -366,30 +383,46 @@ void apply_dropout(RandomStream random, uint32_t drop_threshold, Compute<T> scal
     }
 }
 
-// AttentionArgs of kernels/cpu/attention.py, field by field.
-template <class T>
+// AttentionArgs of kernels/cpu/attention.py, field by field. S: type of the inputs, and of outputs that are not sums over blocks.
+template <class S>
 struct AttentionArgs {
-    int64_t B, N, K, H, E, R, n_tokens, n_self_visible, max_distance, n_blocks, block_rows, n_threads, bf16_products, seed, drop_threshold;
+    using T = Compute<S>;
+
+    int64_t B, N, K, H, E, R, n_tokens, n_self_visible, max_distance, n_blocks, block_rows, n_threads, seed, drop_threshold;
     double scale, dropout_scale;
     const int32_t *query_rank, *key_rank, *row_segments, *key_segments, *positions, *direction;
     const int32_t* block_start;                                  // (n_blocks + 1)
     int32_t *first_key, *n_keys, *first_distance, *n_distances;  // (B, n_blocks)
-    const T *query, *r_w_bias, *r_r_bias, *pos_key, *pos_offset, *r_s_bias, *segment_diff, *key, *value;
-    T *out, *probs, *lse;
-    const T* d_out;
-    T *d_query, *d_r_w_bias, *d_r_r_bias, *d_pos_key, *d_pos_offset, *d_r_s_bias, *d_segment_diff, *d_key, *d_value;
+    const S *query, *r_w_bias, *r_r_bias, *pos_key, *pos_offset, *r_s_bias, *segment_diff, *key, *value;
+    S *out, *probs;
+    T* lse;
+    const S* d_out;
+    S* d_query;
+    T *d_r_w_bias, *d_r_r_bias, *d_pos_key, *d_pos_offset, *d_r_s_bias, *d_segment_diff;
+    S *d_key, *d_value;
 };
 
+// y (rows, columns) = x, with x_stride and y_stride elements between the starts of two rows.
+template <class From, class To>
+void convert(int rows, int columns, const From* x, int64_t x_stride, To* y, int64_t y_stride) {
+    for (int i = 0; i < rows; i++)
+#pragma omp simd
+        for (int j = 0; j < columns; j++) store(y[i * y_stride + j], load(x[i * x_stride + j]));
+}
+
 // Attention of one head of one batch row. Members without a comment hold values of the current block.
-template <class T>
+template <class S>
 class HeadKernel {
+    using T = Compute<S>;
+
   public:
-    explicit HeadKernel(const AttentionArgs<T>& a)
+    explicit HeadKernel(const AttentionArgs<S>& a)
         : a(a), E(a.E), stride(a.H * a.E), drop_threshold(a.drop_threshold), dropout_scale(a.dropout_scale),
-          content_query(a.block_rows * a.E), pos_query(content_query.size()), d_content_query(a.d_out ? content_query.size() : 0),
-          d_pos_query(d_content_query.size()), score(a.block_rows * a.K), d_score(a.d_out ? score.size() : 0),
-          dropped(a.drop_threshold ? d_score.size() : 0), pos_score(a.pos_key ? a.block_rows * a.R : 0), zeros(a.K),
-          segment_score(a.block_rows), row_max(a.block_rows) {}
+          content_query(a.block_rows * a.E), pos_query(content_query.size()), output(content_query.size()),
+          d_content_query(a.d_out ? content_query.size() : 0), d_pos_query(d_content_query.size()), score(a.block_rows * a.K),
+          d_score(a.d_out ? score.size() : 0), dropped(a.drop_threshold ? d_score.size() : 0),
+          pos_score(a.pos_key ? a.block_rows * a.R : 0), zeros(a.K), segment_score(a.block_rows), row_max(a.block_rows),
+          d_key(a.d_out ? a.K * a.E : 0), d_value(d_key.size()) {}
 
     void forward(int batch, int head) {
         for (int i = 0; i < a.n_blocks; i++) {
@@ -400,57 +433,67 @@ class HeadKernel {
                 T* s = &score[int64_t(r) * k];
                 const T lse = softmax(s, row_max[r]);
                 if (a.lse) a.lse[head_row(r)] = lse;
-                if (a.probs) std::copy(s, s + k, a.probs + head_row(r) * a.K);
+                if (a.probs) convert(1, k, s, k, a.probs + head_row(r) * a.K, a.K);
                 if (a.drop_threshold) apply_dropout(random(r), drop_threshold, dropout_scale, k, s, s);
             }
-            product(n, E, k, {score.data(), k}, {keys(a.value), stride}, 0, {rows(a.out), stride});
+            product(n, E, k, scores(score, k), inputs(keys(a.value)), 0, {output.data(), E});
+            convert(n, E, output.data(), E, rows(a.out), stride);
         }
     }
 
     void backward(int batch, int head) {
         const int64_t bias_offset = (int64_t(batch) * a.H + head) * E;
+        std::fill(d_key.begin(), d_key.end(), T(0));
+        std::fill(d_value.begin(), d_value.end(), T(0));
         for (int i = 0; i < a.n_blocks; i++) {
             select_block(batch, head, i);
             compute_queries();
             if (a.probs)
-                for (int r = 0; r < n; r++) std::copy_n(a.probs + head_row(r) * a.K, k, &score[int64_t(r) * k]);
+                convert(n, k, a.probs + head_row(0) * a.K, a.K, score.data(), k);
             else
                 recompute_probs();
-            const T* weights = score.data();
-            if (a.drop_threshold) {
-                for (int r = 0; r < n; r++)
-                    apply_dropout(random(r), drop_threshold, dropout_scale, k, &score[int64_t(r) * k], &dropped[int64_t(r) * k]);
-                weights = dropped.data();
-            }
-            product(k, E, n, Matrix<const T>{weights, k}.t(), {rows(a.d_out), stride}, 1, {keys(a.d_value), stride});
-            product(n, k, E, {rows(a.d_out), stride}, Matrix<const T>{keys(a.value), stride}.t(), 0, {d_score.data(), k});
-            for (int r = 0; r < n; r++) backward_softmax(r, weights + int64_t(r) * k);
-            product(n, E, k, {d_score.data(), k}, {keys(a.key), stride}, 0, {d_content_query.data(), E});
-            product(k, E, n, Matrix<const T>{d_score.data(), k}.t(), {content_query.data(), E}, 1, {keys(a.d_key), stride});
+            const std::vector<T>& weights = a.drop_threshold ? dropped : score;
+            for (int r = 0; a.drop_threshold && r < n; r++)
+                apply_dropout(random(r), drop_threshold, dropout_scale, k, &score[int64_t(r) * k], &dropped[int64_t(r) * k]);
+            product(k, E, n, scores(weights, k).t(), inputs(rows(a.d_out)), 1, {&d_value[first_key * E], E});
+            product(n, k, E, inputs(rows(a.d_out)), inputs(keys(a.value)).t(), 0, {d_score.data(), k});
+            for (int r = 0; r < n; r++) backward_softmax(r, &weights[int64_t(r) * k]);
+            product(n, E, k, scores(d_score, k), inputs(keys(a.key)), 0, {d_content_query.data(), E});
+            product(k, E, n, scores(d_score, k).t(), scores(content_query, E), 1, {&d_key[first_key * E], E});
             if (a.pos_key) {
-                product(n, E, m, {pos_score.data(), m}, {distances(a.pos_key), stride}, 0, {d_pos_query.data(), E});
-                product(m, E, n, Matrix<const T>{pos_score.data(), m}.t(), {pos_query.data(), E}, 1, {d_distances(), stride});
+                product(n, E, m, scores(pos_score, m), inputs(distances(a.pos_key)), 0, {d_pos_query.data(), E});
+                product(m, E, n, scores(pos_score, m).t(), scores(pos_query, E), 1, {d_distances(), stride});
             }
             for (int r = 0; r < n; r++) backward_query(r, bias_offset);
             if (a.pos_offset) backward_pos_offset();
         }
+        first_key = 0;
+        convert(int(a.K), E, d_key.data(), E, keys(a.d_key), stride);
+        convert(int(a.K), E, d_value.data(), E, keys(a.d_value), stride);
     }
 
   private:
-    const AttentionArgs<T>& a;
+    const AttentionArgs<S>& a;
     const int E, stride;  // stride: elements between two rows or keys of a head
     const uint32_t drop_threshold;
     const T dropout_scale;
     // batch row b, head h, first query row, number of query rows n, first key, number of keys k, first distance, number of distances m
     int b, h, first_row, n, first_key, k, first_distance, m, direction;
     // pos_score: (n, m); in the backward pass, its gradient. segment_score: (n); in the backward pass, its gradient.
-    std::vector<T> content_query, pos_query, d_content_query, d_pos_query, score, d_score, dropped, pos_score, zeros, segment_score, row_max;
+    std::vector<T> content_query, pos_query, output, d_content_query, d_pos_query, score, d_score, dropped, pos_score, zeros, segment_score,
+        row_max;
+    std::vector<T> d_key, d_value;  // (K, E), sums over blocks
 
-    void product(int rows, int columns, int terms, Matrix<const T> left, Matrix<const T> right, T beta, Matrix<T> result) const {
-        if constexpr (std::is_same_v<T, float>)
-            if (a.bf16_products) return multiply_bf16(rows, columns, terms, left, right, beta, result);
-        multiply<T>(rows, columns, terms, left, right, beta, result);
+    template <class A, class B>
+    static void product(int rows, int columns, int terms, Matrix<const A> left, Matrix<const B> right, T beta, Matrix<T> result) {
+        if constexpr (std::is_same_v<S, BFloat16>)
+            multiply_bf16(rows, columns, terms, left, right, beta, result);
+        else
+            multiply<T>(rows, columns, terms, left, right, beta, result);
     }
+
+    static Matrix<const T> scores(const std::vector<T>& x, int stride) { return {x.data(), stride}; }
+    Matrix<const S> inputs(const S* x) const { return {x, stride}; }
 
     void select_block(int batch, int head, int block) {
         const int64_t i = batch * a.n_blocks + block;
@@ -473,27 +516,28 @@ class HeadKernel {
     // index of the distance between a row and the first key of the block, counted from the first distance of the block
     int shift(int r) const { return int(a.n_tokens) - a.positions[row(r)] + first_key - first_distance; }
     RandomStream random(int r) const { return RandomStream(a.seed, head_row(r)); }
-    const T* of_head(const T* bias) const { return bias ? bias + h * E : nullptr; }
+    const S* of_head(const S* bias) const { return bias ? bias + h * E : nullptr; }
 
     // Compute the queries with the bias of each term, times `scale`, and the segment scores.
     void compute_queries() {
-        const T *r_w_bias = of_head(a.r_w_bias), *r_r_bias = of_head(a.r_r_bias), *r_s_bias = of_head(a.r_s_bias);
-        const T scale = a.scale, *segment_diff = of_head(a.segment_diff);
+        const S *r_w_bias = of_head(a.r_w_bias), *r_r_bias = of_head(a.r_r_bias), *r_s_bias = of_head(a.r_s_bias);
+        const S* segment_diff = of_head(a.segment_diff);
+        const T scale = a.scale;
         for (int r = 0; r < n; r++) {
-            const T* query = rows(a.query) + int64_t(r) * stride;
-            for (int e = 0; e < E; e++) content_query[r * E + e] = (query[e] + (r_w_bias ? r_w_bias[e] : 0)) * scale;
-            for (int e = 0; e < E; e++) pos_query[r * E + e] = (query[e] + (r_r_bias ? r_r_bias[e] : 0)) * scale;
+            const S* query = rows(a.query) + int64_t(r) * stride;
+            for (int e = 0; e < E; e++) content_query[r * E + e] = (load(query[e]) + (r_w_bias ? load(r_w_bias[e]) : 0)) * scale;
+            for (int e = 0; e < E; e++) pos_query[r * E + e] = (load(query[e]) + (r_r_bias ? load(r_r_bias[e]) : 0)) * scale;
             T sum = 0;
-            for (int e = 0; segment_diff && e < E; e++) sum += (query[e] + (r_s_bias ? r_s_bias[e] : 0)) * scale * segment_diff[e];
+            for (int e = 0; segment_diff && e < E; e++)
+                sum += (load(query[e]) + (r_s_bias ? load(r_s_bias[e]) : 0)) * scale * load(segment_diff[e]);
             segment_score[r] = sum;
         }
     }
 
     // Compute the sum of all score terms, or MASKED for keys that are not visible, and the maximum of each row.
     void compute_scores() {
-        product(n, k, E, {content_query.data(), E}, Matrix<const T>{keys(a.key), stride}.t(), 0, {score.data(), k});
-        if (a.pos_key)
-            product(n, m, E, {pos_query.data(), E}, Matrix<const T>{distances(a.pos_key), stride}.t(), 0, {pos_score.data(), m});
+        product(n, k, E, scores(content_query, E), inputs(keys(a.key)).t(), 0, {score.data(), k});
+        if (a.pos_key) product(n, m, E, scores(pos_query, E), inputs(distances(a.pos_key)).t(), 0, {pos_score.data(), m});
         for (int r = 0; r < n; r++) finish_scores(r);
     }
 
@@ -503,9 +547,9 @@ class HeadKernel {
         const T* pos = a.pos_key ? &pos_score[int64_t(r) * m + shift(r)] : zeros.data();
         const T t = segment_score[r], scale = a.scale, masked = MASKED;
         if (a.pos_offset) {
-            const T* offsets = a.pos_offset + (direction * a.H + h) * a.R + first_distance + shift(r);
+            const S* offsets = a.pos_offset + (direction * a.H + h) * a.R + first_distance + shift(r);
 #pragma omp simd
-            for (int j = 0; j < k; j++) s[j] += offsets[j] * scale;
+            for (int j = 0; j < k; j++) s[j] += load(offsets[j]) * scale;
         }
         const int32_t rank = a.query_rank[row(r)], segment = a.row_segments[row(r)];
         const int32_t *ranks = a.key_rank + b * a.K + first_key, *segments = a.key_segments + b * a.K + first_key;
@@ -552,10 +596,10 @@ class HeadKernel {
 
     // Replace the gradient of a row's attention weights by the gradient of its scores, and store this by key and by distance.
     void backward_softmax(int r, const T* weights) {
-        const T *p = &score[int64_t(r) * k], *d_out = rows(a.d_out) + int64_t(r) * stride, *out = rows(a.out) + int64_t(r) * stride;
+        const T* p = &score[int64_t(r) * k];
         T *d = &d_score[int64_t(r) * k], delta = 0, d_segment = 0;
 #pragma omp simd reduction(+ : delta)
-        for (int e = 0; e < E; e++) delta += d_out[e] * out[e];
+        for (int j = 0; j < k; j++) delta += weights[j] * d[j];
         const int32_t segment = a.row_segments[row(r)], *segments = a.key_segments + b * a.K + first_key;
 #pragma omp simd reduction(+ : d_segment)
         for (int j = 0; j < k; j++) {
@@ -573,21 +617,21 @@ class HeadKernel {
 
     // Compute the gradient of a row's query, and add the row's contributions to the gradients of the biases and of segment_diff.
     void backward_query(int r, int64_t bias_offset) {
-        const T *query = rows(a.query) + int64_t(r) * stride, *c = &d_content_query[r * E], *p = &d_pos_query[r * E];
-        const T *segment_diff = of_head(a.segment_diff), *r_s_bias = of_head(a.r_s_bias), scale = a.scale, d_segment = segment_score[r];
-        T* d = rows(a.d_query) + int64_t(r) * stride;
-        for (int e = 0; e < E; e++) d[e] = c[e] * scale;
+        const S *query = rows(a.query) + int64_t(r) * stride, *segment_diff = of_head(a.segment_diff), *r_s_bias = of_head(a.r_s_bias);
+        const T *c = &d_content_query[r * E], *p = &d_pos_query[r * E], scale = a.scale, d_segment = segment_score[r] * scale;
+        S* d = rows(a.d_query) + int64_t(r) * stride;
+        for (int e = 0; e < E; e++) {
+            const T by_position = a.pos_key ? p[e] : T(0), by_segment = segment_diff ? d_segment * load(segment_diff[e]) : T(0);
+            store(d[e], (c[e] + by_position) * scale + by_segment);
+        }
         if (a.r_w_bias)
             for (int e = 0; e < E; e++) a.d_r_w_bias[bias_offset + e] += c[e] * scale;
-        if (a.pos_key)
-            for (int e = 0; e < E; e++) d[e] += p[e] * scale;
         if (a.r_r_bias)
             for (int e = 0; e < E; e++) a.d_r_r_bias[bias_offset + e] += p[e] * scale;
         if (!segment_diff) return;
         for (int e = 0; e < E; e++) {
-            d[e] += d_segment * segment_diff[e] * scale;
-            a.d_segment_diff[bias_offset + e] += d_segment * (query[e] + (r_s_bias ? r_s_bias[e] : 0)) * scale;
-            if (r_s_bias) a.d_r_s_bias[bias_offset + e] += d_segment * segment_diff[e] * scale;
+            a.d_segment_diff[bias_offset + e] += d_segment * (load(query[e]) + (r_s_bias ? load(r_s_bias[e]) : 0));
+            if (r_s_bias) a.d_r_s_bias[bias_offset + e] += d_segment * load(segment_diff[e]);
         }
     }
 
@@ -598,12 +642,12 @@ class HeadKernel {
     }
 };
 
-template <class T, class Function>
-void for_each_head(const AttentionArgs<T>& a, Function compute) {
+template <class S, class Function>
+void for_each_head(const AttentionArgs<S>& a, Function compute) {
 #pragma omp parallel num_threads(a.n_threads)
     {
-        HeadKernel<T> kernel(a);
-        const TileRegisters registers(a.bf16_products);
+        HeadKernel<S> kernel(a);
+        const TileRegisters registers(std::is_same_v<S, BFloat16>);
 #pragma omp for schedule(dynamic)
         for (int64_t i = 0; i < a.B * a.H; i++) compute(kernel, int(i / a.H), int(i % a.H));
     }
@@ -752,6 +796,7 @@ void set_gemm(void* sgemm, void* dgemm) {
 
 EXPORT_ATTENTION(float, float32)
 EXPORT_ATTENTION(double, float64)
+EXPORT_ATTENTION(BFloat16, bfloat16)
 EXPORT_ELEMENTWISE(float, float32)
 EXPORT_ELEMENTWISE(double, float64)
 EXPORT_ELEMENTWISE(BFloat16, bfloat16)
