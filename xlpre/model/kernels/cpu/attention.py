@@ -25,8 +25,8 @@ reused part of a window never sees the rest of the window, and no row sees empty
 Probabilities are saved for the backward pass. A layer with more than MAX_SAVED_PROBS probabilities recomputes them instead, so that
 memory grows linearly with the window. Dropout uses counter-based random numbers, which the backward pass generates again.
 
-In bf16, inputs, output, saved probabilities and gradients are in bf16; everything else, such as softmax and sums, is in fp32. If the
-processor has AMX or AVX512-BF16, the factors of matrix products are rounded to bf16.
+In bf16, inputs, output and gradients are in bf16; everything else, such as probabilities and sums, is in fp32. If processor
+and compiler have the instructions (AVX512-BF16, and AMX if available), the factors of matrix products are rounded to bf16.
 """
 
 from __future__ import annotations
@@ -150,10 +150,8 @@ class _Attention(torch.autograd.Function):
         _check_shapes(schedule, inputs)
         outputs = {"out": torch.empty_like(query)}
         if any(ctx.needs_input_grad):
-            if B * H * N * K <= MAX_SAVED_PROBS:
-                outputs["probs"] = query.new_empty(B, H, N, K)
-            else:
-                outputs["lse"] = query.new_empty(B, H, N, dtype=_compute_dtype(query))
+            shape = {"probs": (B, H, N, K)} if B * H * N * K <= MAX_SAVED_PROBS else {"lse": (B, H, N)}
+            outputs |= {name: query.new_empty(size, dtype=_compute_dtype(query)) for name, size in shape.items()}
         scalars = {"H": H, "E": E, "scale": scale, "dropout_scale": 1 / (1 - dropout)}
         scalars |= {"drop_threshold": drop_threshold(dropout), "seed": new_seed() if dropout else 0}
         args = _attention_args(schedule, {**inputs, **outputs}, **scalars)

@@ -159,15 +159,15 @@ def _compile(path: Path, flags: list[str]) -> None:
 
 
 def _flag_choices() -> list[list[str]]:
-    """Return the options for the vector instructions that torch uses here, if possible with those of bf16.
+    """Return lists of compiler options, the fastest first. Old compilers refuse those for bf16, but not the last list.
 
-    Old compilers refuse the first ones.
+    Asks Linux for permission to use the tiles of AMX.
     """
     capability = torch.backends.cpu.get_cpu_capability()
     choices = [[*FLAGS, *VECTOR_FLAGS.get(capability, [])]]
     if capability == "AVX512" and torch.cpu._is_avx512_bf16_supported():
         choices.insert(0, [*choices[0], "-mavx512bf16"])
-        if torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx():  # asks Linux for permission to use the tiles
+        if torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx():
             choices.insert(0, [*choices[0], "-mamx-tile", "-mamx-bf16"])
     return choices
 

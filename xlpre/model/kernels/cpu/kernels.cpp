@@ -1,7 +1,7 @@
 // Kernels that attention.py, feedforward.py, dropout.py and lm_head.py run on a CPU. kernels/cpu/build.py compiles this file.
 // kernels/cpu/attention.py derives the equations of attention. Matrix products use the BLAS of torch, except those in bf16.
 // Inputs and outputs are in fp32, fp64 or bf16. Kernels compute in fp32 for bf16. In attention for bf16, the factors of matrix products
-// are rounded to bf16 if the processor can multiply them.
+// are rounded to bf16 if this file is compiled for instructions that multiply them (AVX512-BF16, AMX).
 //
 // One thread computes one head of one batch row, a block of query rows at a time, so that the scores of a block stay in its cache. No two
 // threads add to the same address, so results have the same bits with any number of threads.
@@ -81,7 +81,7 @@ inline __mmask16 first_lanes(int n) { return n >= LANES ? 0xffff : n <= 0 ? 0 : 
 
 inline int round_up(int n) { return (n + LANES - 1) / LANES * LANES; }
 
-// Matrix of pairs with whole vectors, `stride` elements from row to row. The memory is reused, so elements that are not written are arbitrary.
+// Matrix of pairs, with memory for whole blocks of 16 rows and columns. The memory is reused, so elements that are not written are arbitrary.
 struct PairMatrix {
     std::vector<Pair> memory;
     Pair* data = nullptr;
@@ -89,7 +89,8 @@ struct PairMatrix {
 
     void resize(int rows, int columns) {
         stride = round_up(columns);
-        memory.resize(int64_t(round_up(rows)) * stride + LANES);
+        const size_t size = size_t(round_up(rows)) * stride + LANES;
+        if (memory.size() < size) memory.resize(size);
         data = memory.data() + (LANES - (reinterpret_cast<uintptr_t>(memory.data()) / sizeof(Pair)) % LANES) % LANES;
     }
 };
@@ -102,7 +103,7 @@ inline __m512i load_32(const P* x, int n) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(load_16(x, n)), load_16(x + LANES, n - LANES), 1);
 }
 
-// y (n, k / 2): pairs of neighbors in the rows of x (n, k), followed by zeros.
+// y (n, (k + 1) / 2): pairs of neighbors in the rows of x (n, k). Zeros follow in each row, up to a multiple of 16 pairs.
 template <class P>
 void pair_columns(int n, int k, const P* x, int stride, PairMatrix& y) {
     y.resize(n, (k + 1) / 2);
@@ -111,7 +112,7 @@ void pair_columns(int n, int k, const P* x, int stride, PairMatrix& y) {
             _mm512_store_si512(y.data + int64_t(i) * y.stride + p, load_32(x + int64_t(i) * stride + 2 * p, k - 2 * p));
 }
 
-// y (k / 2, n): pairs of neighbors in the columns of x (k, n), followed by zeros.
+// y ((k + 1) / 2, n): pairs of neighbors in the columns of x (k, n). Rows of zeros follow, up to a multiple of 16 rows.
 template <class P>
 void pair_rows(int k, int n, const P* x, int stride, PairMatrix& y) {
     alignas(64) uint16_t alternate[2 * LANES];  // 0, 16, 1, 17, ...
@@ -127,7 +128,7 @@ void pair_rows(int k, int n, const P* x, int stride, PairMatrix& y) {
         }
 }
 
-// y (n, m) = x (m, n) transposed.
+// y (n, m) = x (m, n) transposed, in whole blocks of 16 rows and columns.
 void transpose(int m, int n, const PairMatrix& x, PairMatrix& y) {
     y.resize(n, m);
     for (int i = 0; i < m; i += LANES)
@@ -167,6 +168,7 @@ struct TileRegisters {
             uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
             uint8_t rows[16] = {TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE};
         } config;
+        asm volatile("" : : "r"(&config) : "memory");  // older versions of GCC do not know that the next line reads all of `config`
         if (needed) _tile_loadconfig(&config);
     }
     ~TileRegisters() {
@@ -321,7 +323,8 @@ struct TileRegisters {
 // The matrix x, which has `rows` rows of `columns` elements before transposition, in fp32.
 inline Matrix<const float> widen(int, int, Matrix<const float> x, std::vector<float>&) { return x; }
 inline Matrix<const float> widen(int rows, int columns, Matrix<const BFloat16> x, std::vector<float>& memory) {
-    memory.resize(int64_t(rows) * columns);
+    const size_t size = size_t(rows) * columns;
+    if (memory.size() < size) memory.resize(size);
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < columns; j++) memory[int64_t(i) * columns + j] = load(x.data[int64_t(i) * x.stride + j]);
     return {memory.data(), columns, x.transposed};
@@ -383,7 +386,8 @@ void apply_dropout(RandomStream random, uint32_t drop_threshold, Compute<T> scal
     }
 }
 
-// AttentionArgs of kernels/cpu/attention.py, field by field. S: type of the inputs, and of outputs that are not sums over blocks.
+// AttentionArgs of kernels/cpu/attention.py, field by field. S: type of the inputs, the output and the gradients of queries, keys and
+// values. T: type of probabilities and of the other gradients, which attention.py sums over the batch rows.
 template <class S>
 struct AttentionArgs {
     using T = Compute<S>;
@@ -394,8 +398,8 @@ struct AttentionArgs {
     const int32_t* block_start;                                  // (n_blocks + 1)
     int32_t *first_key, *n_keys, *first_distance, *n_distances;  // (B, n_blocks)
     const S *query, *r_w_bias, *r_r_bias, *pos_key, *pos_offset, *r_s_bias, *segment_diff, *key, *value;
-    S *out, *probs;
-    T* lse;
+    S* out;
+    T *probs, *lse;
     const S* d_out;
     S* d_query;
     T *d_r_w_bias, *d_r_r_bias, *d_pos_key, *d_pos_offset, *d_r_s_bias, *d_segment_diff;
@@ -419,10 +423,10 @@ class HeadKernel {
     explicit HeadKernel(const AttentionArgs<S>& a)
         : a(a), E(a.E), stride(a.H * a.E), drop_threshold(a.drop_threshold), dropout_scale(a.dropout_scale),
           content_query(a.block_rows * a.E), pos_query(content_query.size()), output(content_query.size()),
-          d_content_query(a.d_out ? content_query.size() : 0), d_pos_query(d_content_query.size()), score(a.block_rows * a.K),
-          d_score(a.d_out ? score.size() : 0), dropped(a.drop_threshold ? d_score.size() : 0),
+          d_content_query(a.d_key ? content_query.size() : 0), d_pos_query(d_content_query.size()), score(a.block_rows * a.K),
+          d_score(a.d_key ? score.size() : 0), dropped(a.drop_threshold ? d_score.size() : 0),
           pos_score(a.pos_key ? a.block_rows * a.R : 0), zeros(a.K), segment_score(a.block_rows), row_max(a.block_rows),
-          d_key(a.d_out ? a.K * a.E : 0), d_value(d_key.size()) {}
+          d_key(a.d_key ? a.K * a.E : 0), d_value(d_key.size()) {}
 
     void forward(int batch, int head) {
         for (int i = 0; i < a.n_blocks; i++) {
@@ -433,7 +437,7 @@ class HeadKernel {
                 T* s = &score[int64_t(r) * k];
                 const T lse = softmax(s, row_max[r]);
                 if (a.lse) a.lse[head_row(r)] = lse;
-                if (a.probs) convert(1, k, s, k, a.probs + head_row(r) * a.K, a.K);
+                if (a.probs) std::copy(s, s + k, a.probs + head_row(r) * a.K);
                 if (a.drop_threshold) apply_dropout(random(r), drop_threshold, dropout_scale, k, s, s);
             }
             product(n, E, k, scores(score, k), inputs(keys(a.value)), 0, {output.data(), E});
@@ -449,7 +453,7 @@ class HeadKernel {
             select_block(batch, head, i);
             compute_queries();
             if (a.probs)
-                convert(n, k, a.probs + head_row(0) * a.K, a.K, score.data(), k);
+                for (int r = 0; r < n; r++) std::copy_n(a.probs + head_row(r) * a.K, k, &score[int64_t(r) * k]);
             else
                 recompute_probs();
             const std::vector<T>& weights = a.drop_threshold ? dropped : score;
@@ -467,7 +471,7 @@ class HeadKernel {
             for (int r = 0; r < n; r++) backward_query(r, bias_offset);
             if (a.pos_offset) backward_pos_offset();
         }
-        first_key = 0;
+        b = batch, h = head, first_key = 0;  // without query rows, there was no block
         convert(int(a.K), E, d_key.data(), E, keys(a.d_key), stride);
         convert(int(a.K), E, d_value.data(), E, keys(a.d_value), stride);
     }

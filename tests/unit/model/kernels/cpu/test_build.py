@@ -150,13 +150,6 @@ def test_without_any_compiler_the_error_names_what_was_searched(empty_cache, mon
 COMPILE = """
 import sys
 from xlpre.model.kernels.cpu import build
-from xlpre.model.kernels.cpu.attention import CpuBackend
-from xlpre.model.kernels.selfcheck.fixtures import (
-    attention_case,
-    random_attention_meta,
-    random_attention_tensors,
-    relative_error,
-)
 build.FLAGS.append("-O0")
 print("ready", flush=True)
 sys.stdin.readline()
