@@ -158,6 +158,31 @@ def draw_cached_evaluation() -> None:
     save(axes, "cached_evaluation/speed.png")
 
 
+def draw_pairs_by_objective() -> None:
+    """Draw the accuracy on minimal pairs of each objective against tokens, at the end of a run (points) and during one (line)."""
+    rows = [
+        row for row in read("minimal_pairs/objectives.csv") if row["mode"] in ("pll", "causal") and not row["prefix"]
+    ]
+    _, axes = plt.subplots(figsize=(6.5, 3.8))
+    for number, objective in enumerate(("causal", "permutation", "denoising")):
+        of_objective = [
+            (float(row["tokens"]) / 1e6, float(row["accuracy"]), row["when"])
+            for row in rows
+            if row["objective"] == objective
+        ]
+        for when, style in (("end", "o"), ("during", "-")):
+            points = [(tokens, accuracy) for tokens, accuracy, moment in of_objective if moment == when]
+            if points:
+                label = objective if when == "end" else f"{objective}, during the hour"
+                axes.plot(*zip(*points, strict=True), style, color=f"C{number}", label=label, linewidth=1)
+    axes.axhline(50, color="gray", linewidth=0.8, linestyle="--")
+    axes.set(xscale="log", xlabel="window tokens (millions)", ylabel="accuracy on BLiMP (%)")
+    axes.set_xticks([2, 5, 10, 20, 40], ["2", "5", "10", "20", "40"], minor=False)
+    axes.minorticks_off()
+    axes.legend(frameon=False, fontsize=8)
+    save(axes, "minimal_pairs/objectives.png")
+
+
 def draw_memory_curves() -> None:
     """Draw how much the loss falls with the length of memory, for each model and text."""
     curves = defaultdict(dict)
@@ -245,7 +270,11 @@ def main() -> None:
     rows = ["published", "local", "init_std_0.05", "no_memory", "one_local", "bias_std_1", "output_bias", "lr_3e-4"]
     draw_losses("initialization", rows, top=7)
     draw_losses("ablations", ["base", "no_memory", "no_spans", "denoising", "k_3", "next_sentence"], top=5.6)
-    draw_losses("one_hour", ["4 layers of width 192", "6 layers of width 256"], top=5.2)
+    draw_losses(
+        "one_hour",
+        ["4 layers of width 192", "6 layers of width 256", "4 layers of width 192, 20 million words"],
+        top=5.2,
+    )
     draw_losses("optimizers", ["adamw", "adamw_lr_2e-3", "muon", "muon_all_4e-3"], top=7)
     rows = {
         "muon_16_no_memory": "Muon, 16 rows, no memory",
@@ -287,6 +316,7 @@ def main() -> None:
     draw_scores(
         "objectives", ["permutation", "denoising", "from scratch"], dict(list(tasks.items())[:5]), all_examples=True
     )
+    draw_pairs_by_objective()
     draw_step_speed()
     draw_gpu_steps()
     draw_cached_evaluation()
