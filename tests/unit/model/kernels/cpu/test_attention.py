@@ -159,13 +159,13 @@ def test_the_bound_on_saved_probabilities_counts_all_heads(is_within, monkeypatc
 
 
 @pytest.mark.parametrize("saves_probs", [True, False])
-@pytest.mark.parametrize(("tile", "head_width"), [(8, 8), (16, 5), (48, 48)])
-def test_bf16_is_about_as_exact_as_torchs_operators(tile, head_width, saves_probs, monkeypatch):
+@pytest.mark.parametrize(("window", "tile", "head_width"), [(24, 8, 8), (50, 16, 5), (70, 48, 48)])
+def test_bf16_is_at_least_as_exact_as_torchs_operators(window, tile, head_width, saves_probs, monkeypatch):
     torch.manual_seed(tile)
     if not saves_probs:
         monkeypatch.setattr(attention, "MAX_SAVED_PROBS", 0)
     inputs = unusual_attention_inputs(tile, 3, head_width, torch.bfloat16, "cpu")
-    usual = random_attention_meta(2, 70, 11, 7, "cpu")
+    usual = random_attention_meta(2, window, 11, 7, "cpu")
     inputs["usual"] = usual, random_attention_tensors(usual, 3, head_width, torch.bfloat16)
     for feature, (meta, rounded) in inputs.items():
         exact = clone_leaves(rounded, torch.float64)
@@ -176,7 +176,7 @@ def test_bf16_is_about_as_exact_as_torchs_operators(tile, head_width, saves_prob
             for backend in (CpuBackend, ReferenceBackend)
         )
         assert errors.keys() == torchs_errors.keys() and len(errors) > 5
-        assert all(errors[name] <= 1.5 * torchs_errors[name] for name in errors), (feature, errors, torchs_errors)
+        assert all(errors[name] <= 1.2 * torchs_errors[name] for name in errors), (feature, errors, torchs_errors)
 
 
 def test_in_bf16_dropout_hits_the_same_weights_in_both_passes(monkeypatch):
