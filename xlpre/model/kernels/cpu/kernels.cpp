@@ -73,6 +73,12 @@ void multiply(int m, int n, int k, Matrix<const T> a, Matrix<const T> b, T beta,
             &c.stride);
 }
 
+#ifndef __AMX_BF16__
+struct TileRegisters {  // without AMX, there is nothing to configure
+    explicit TileRegisters(bool) {}
+};
+#endif
+
 #ifdef __AVX512BF16__
 using Pair = uint32_t;  // two bf16 numbers, the first in the lower half
 const int LANES = 16;   // pairs or floats of a vector
@@ -237,10 +243,6 @@ void multiply_pairs(int m, int n, int pairs, const PairMatrix& left, const PairM
         }
 }
 #else
-struct TileRegisters {
-    explicit TileRegisters(bool) {}
-};
-
 const int TILE_ROWS = 8;  // rows and vectors of a row that a tile of the product keeps in registers
 const int TILE_VECTORS = 3;
 
@@ -316,10 +318,6 @@ void multiply_bf16(int m, int n, int k, Matrix<const A> a, Matrix<const B> b, fl
     multiply_pairs(m, n, pairs, left, right, beta != 0, c);
 }
 #else
-struct TileRegisters {
-    explicit TileRegisters(bool) {}
-};
-
 // The matrix x, which has `rows` rows of `columns` elements before transposition, in fp32.
 inline Matrix<const float> widen(int, int, Matrix<const float> x, std::vector<float>&) { return x; }
 inline Matrix<const float> widen(int rows, int columns, Matrix<const BFloat16> x, std::vector<float>& memory) {
