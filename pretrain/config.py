@@ -38,7 +38,7 @@ class EvalConfig:
         every: steps between evaluations.
         batch_size: rows of the validation batch; fewer if the text is too short for every row to read a different part of it.
         num_windows: windows that each row reads, one after another; fewer if the validation text is short.
-        mem_len: number of memory columns in evaluation; null: as in training.
+        mem_len: number of earlier tokens that memory holds in evaluation; null: as in training.
         partial_k: K in evaluation, where one token in K is a target; null: as in training.
         sentences: sentences with ____, which the model fills in at each evaluation; empty: sentences of the validation text with one
             frequent word hidden.

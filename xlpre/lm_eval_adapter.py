@@ -1,4 +1,4 @@
-"""Adapter for the Language Model Evaluation Harness, `lm-eval`. Install it with `pip install "xlpre[lm-eval]"`.
+"""Adapter for the Language Model Evaluation Harness, `lm-eval`. Install it with `pip install -c constraints.txt -e ".[lm-eval]"`.
 
 Importing this module registers the model `xlpre`. As a command, it runs the harness with that model:
 

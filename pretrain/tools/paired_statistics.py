@@ -18,7 +18,7 @@ NORMAL_QUANTILE = 1.959964  # of (1 + CONFIDENCE) / 2
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean difference to the base over the seeds that both have.
+    """Mean difference from the base over the seeds that both have.
 
     Attributes:
         n_pairs: number of these seeds.

@@ -46,7 +46,7 @@ def test_a_failed_run_is_named_and_finished_runs_are_skipped(ablation, tmp_path,
         for line in lines
     )
     assert any(re.match(r"row no_memory, seed 1: failed with status 2 after .*seed_1/log.txt", line) for line in lines)
-    assert "difference to all" in result.stdout
+    assert "difference from all" in result.stdout
     blocked.rmdir()
     written_at = (tmp_path / "runs/tiny/all/seed_1/metrics.jsonl").stat().st_mtime_ns
     result = run(*command, cwd=tmp_path)

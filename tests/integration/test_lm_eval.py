@@ -15,7 +15,9 @@ from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import initial_memory
 from xlpre.text.special_tokens import CLS, MASK, SEP
 
-lm_eval = pytest.importorskip("lm_eval", reason='lm-eval is not installed: pip install "xlpre[lm-eval]"')
+lm_eval = pytest.importorskip(
+    "lm_eval", reason='lm-eval is not installed: pip install -c constraints.txt -e ".[lm-eval]"'
+)
 CHOICES = ["ke lo", "mi", "ta di ba"]
 ROWS = [{"context": context, "answer": i % 3} for i, context in enumerate(["Ba di", "Ke lo bu", "Mi", "Ba di", "Lo"])]
 TASKS = {

@@ -68,6 +68,6 @@ def draw_differences(measures: Mapping[str, Measure]) -> Any:
         axes.axvline(0, color="#333333", linewidth=0.8)
         axes.set_yticks(range(len(rows)), rows)
         unit = "nats" if measure.is_loss else "percent"
-        axes.set(xlabel=f"{name},\ndifference to {measure.base_row} in {unit}", ylim=(-0.6, len(rows) - 0.4))
+        axes.set(xlabel=f"{name},\ndifference from {measure.base_row} in {unit}", ylim=(-0.6, len(rows) - 0.4))
     figure.suptitle(f"mean over seeds, {CONFIDENCE:.0%} intervals; grey: within noise", fontsize=9)
     return figure

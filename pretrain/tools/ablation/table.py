@@ -73,7 +73,7 @@ def build_table(ablation: Ablation) -> list[dict[str, str]]:
                 "training minutes": f"{median(x['train_seconds'] for x in lasts) / 60:.1f}",
                 "validation loss": f"{median(losses):.3f}",
                 "lowest to highest": f"{losses[0]:.3f} to {losses[-1]:.3f}" if len(losses) > 1 else "",
-                f"difference to {base_row}": _format_difference(final_difference) if comparable else "other targets",
+                f"difference from {base_row}": _format_difference(final_difference) if comparable else "other targets",
                 "difference at equal tokens": (
                     f"{_format_difference(row_loss - base_loss)} ({common_tokens / 1e6:.2f} M)" if comparable else ""
                 ),
@@ -115,7 +115,7 @@ def build_stage_table(measures: Mapping[str, Measure]) -> list[dict[str, str]]:
                     "runs": str(len(values)),
                     **({"learning rate": "" if rate is None else f"{rate:g}"} if has_rates else {}),
                     "median": measure.format(row),
-                    "difference to first row, by seed": _format_comparison(measure, row),
+                    "difference from first row, by seed": _format_comparison(measure, row),
                     "smallest detectable difference": _format_detectable(measure.difference(row), measure.digits),
                 }
             )

@@ -236,9 +236,9 @@ def test_before_the_first_row_is_evaluated_another_row_is_the_base(write):
     write_metrics("low", 1, [9.0, 5.5])
     write_metrics("high", 1, [9.0, 6.0])
     low, high = build_table(ablation)
-    assert (low["difference to low"], high["difference to low"]) == ("0.000", "+0.500")
+    assert (low["difference from low"], high["difference from low"]) == ("0.000", "+0.500")
     write_metrics("plain", 1, [9.0, 5.0])
-    assert [line["difference to plain"] for line in build_table(ablation)] == ["0.000", "+0.500", "+1.000"]
+    assert [line["difference from plain"] for line in build_table(ablation)] == ["0.000", "+0.500", "+1.000"]
 
 
 def test_the_table_has_medians_over_seeds_and_tokens_to_beat_unigram(write):
@@ -262,7 +262,7 @@ def test_the_table_has_medians_over_seeds_and_tokens_to_beat_unigram(write):
     write_metrics("early", 1, [9.0, 5.5])
     plain, better, other, early = build_table(ablation)
     assert (plain["validation loss"], plain["lowest to highest"], plain["runs"]) == ("5.800", "5.600 to 5.950", "3")
-    beats, final, equal = "million tokens to beat the baseline", "difference to plain", "difference at equal tokens"
+    beats, final, equal = "million tokens to beat the baseline", "difference from plain", "difference at equal tokens"
     assert plain[beats] == "0.50 to 1.00 (1 never)"
     assert (early[final], early[equal], early["runs"]) == ("-0.300", "-0.450 (0.50 M)", "1 (1 unfinished)")
     assert (better[final], better[equal]) == ("-0.550", "-0.550 (1.00 M)")
@@ -469,7 +469,7 @@ def test_losses_on_other_targets_are_not_compared(write, monkeypatch):
     measure = read_measures(ablation)["books, loss"]
     assert measure.other_targets == {"masked"} and measure.difference("masked") is None
     assert measure.difference("same").mean == 0
-    cells = [line["difference to first row, by seed"] for line in build_stage_table({"books, loss": measure})]
+    cells = [line["difference from first row, by seed"] for line in build_stage_table({"books, loss": measure})]
     assert cells[0] == "" and "noise" in cells[1] and cells[2] == "other targets"
 
 
@@ -480,8 +480,8 @@ def test_a_fine_tuning_that_stayed_at_chance_is_marked():
     first, second = build_stage_table({"topics, accuracy": measure})
     assert (first["median"], second["median"]) == ("81.0", "65.5 (1 of 2 at chance)")
     assert (
-        second["difference to first row, by seed"].startswith("-15.5 (")
-        and "noise" in second["difference to first row, by seed"]
+        second["difference from first row, by seed"].startswith("-15.5 (")
+        and "noise" in second["difference from first row, by seed"]
     )
 
 
@@ -525,7 +525,9 @@ def test_each_row_is_compared_at_its_best_learning_rate(write, task, monkeypatch
     }
     plain, other = build_stage_table(measures)  # the main metric only
     assert (plain["learning rate"], other["learning rate"]) == ("0.1", "0.2")
-    assert other["median"] == "65.0 (1 of 2 at chance)" and "within noise" in other["difference to first row, by seed"]
+    assert (
+        other["median"] == "65.0 (1 of 2 at chance)" and "within noise" in other["difference from first row, by seed"]
+    )
     first, second = build_csv_table(ablation, [], measures)
     assert first["topics, f1"] == "36.2" and second["topics, other accuracy"] == "35.0"
     assert second["topics, accuracy, learning rate"] == "0.2" and second["failed"] == ""
@@ -539,7 +541,7 @@ def test_with_one_pretraining_seed_the_interval_is_that_of_the_fine_tuning(write
     measures = read_measures(ablation)
     difference = measures["topics, accuracy"].difference("other")
     assert difference.of_finetuning and difference.n_pairs == 3 and difference.mean == pytest.approx(10)
-    assert build_stage_table(measures)[1]["difference to first row, by seed"].endswith(", fine-tuning seeds only)")
+    assert build_stage_table(measures)[1]["difference from first row, by seed"].endswith(", fine-tuning seeds only)")
     assert "seeds of the fine-tuning of one pretrained model" in describe_stages(measures)
 
 
@@ -578,7 +580,7 @@ def test_a_difference_that_rounds_to_zero_has_no_sign_and_does_not_fill_the_pict
     write_metrics("plain", 1, [9.0, 5.00003])
     write_metrics("other", 1, [9.0, 5.0])
     ablation = Ablation(write({"plain": [], "other": []}))
-    assert [line["difference to plain"] for line in build_table(ablation)] == ["0.000", "0.000"]
+    assert [line["difference from plain"] for line in build_table(ablation)] == ["0.000", "0.000"]
     axes = draw_losses(read_results(ablation)).axes[0]
     left, right = axes.get_xlim()
     assert left < 5.0 < right and right - left > 0.01
