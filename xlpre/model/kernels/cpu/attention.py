@@ -113,7 +113,9 @@ class CpuBackend(AttentionBackend):
     def attend(self, terms: ScoreTerms, key: Tensor, value: Tensor, dropout: float) -> Tensor:
         """Compute attention, see AttentionBackend."""
         tensors = {**vars(terms), "key": key, "value": value}
-        return _Attention.apply(self.schedule, terms.scale, dropout, *(tensors[name] for name in TERMS))
+        # in forward(), gradients are always disabled, and parameters count as inputs that need a gradient
+        settings = self.schedule, terms.scale, dropout, torch.is_grad_enabled()
+        return _Attention.apply(*settings, *(tensors[name] for name in TERMS))
 
 
 def schedule_blocks(attn_meta: AttentionMeta) -> BlockSchedule:
@@ -141,7 +143,9 @@ class _Attention(torch.autograd.Function):
     """Attention of all score terms, computed by kernels.cpp."""
 
     @staticmethod
-    def forward(ctx: Any, schedule: BlockSchedule, scale: float, dropout: float, *terms: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, schedule: BlockSchedule, scale: float, dropout: float, grad_enabled: bool, *terms: Tensor | None
+    ) -> Tensor:
         inputs = {name: x.contiguous() for name, x in zip(TERMS, terms, strict=True) if x is not None}
         if "pos_offset" in inputs:
             inputs["pos_offset"] = inputs["pos_offset"].transpose(1, 2).contiguous()  # (2, H, R)
@@ -149,7 +153,7 @@ class _Attention(torch.autograd.Function):
         B, N, H, E = query.shape
         _check_shapes(schedule, inputs)
         outputs = {"out": torch.empty_like(query)}
-        if any(ctx.needs_input_grad):
+        if grad_enabled and any(ctx.needs_input_grad):
             shape = {"probs": (B, H, N, K)} if B * H * N * K <= MAX_SAVED_PROBS else {"lse": (B, H, N)}
             outputs |= {name: query.new_empty(size, dtype=_compute_dtype(query)) for name, size in shape.items()}
         scalars = {"H": H, "E": E, "scale": scale, "dropout_scale": 1 / (1 - dropout)}
@@ -182,13 +186,13 @@ class _Attention(torch.autograd.Function):
         direction = ctx.schedule.tensors["direction"]
         for name, x in gradients.items():
             if name in ("d_pos_key", "d_pos_offset"):
-                gradients[name] = torch.zeros_like(x[:1]).repeat(2, *[1] * (x.dim() - 1)).index_add_(0, direction, x)
+                gradients[name] = x.new_zeros(2, *x.shape[1:]).index_add_(0, direction, x)
             elif name.removeprefix("d_") in per_row:
                 gradients[name] = x.sum(0)
         if "d_pos_offset" in gradients:
             gradients["d_pos_offset"] = gradients["d_pos_offset"].transpose(1, 2)
         rounded = {name: x.to(d_out.dtype) for name, x in gradients.items()}
-        return None, None, None, *(rounded.get(f"d_{name}") for name in TERMS)
+        return None, None, None, None, *(rounded.get(f"d_{name}") for name in TERMS)
 
 
 def _compute_dtype(x: Tensor) -> torch.dtype:

@@ -9,6 +9,7 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -24,7 +25,7 @@ SOURCE = Path(__file__).with_name("kernels.cpp")
 FLAGS = ["-std=c++17", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared"]
 AVX2 = ["-mavx2", "-mfma"]
 VECTOR_FLAGS = {"AVX2": AVX2, "AVX512": [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]}
-COMPILERS = ["c++", "g++", "clang++"]
+COMPILERS = ["g++", "c++", "clang++"]  # GCC first: it uses the OpenMP library of torch
 CHECKSUM_BYTES = 32  # SHA-256 at the end of the library file
 DTYPES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
 
@@ -97,15 +98,23 @@ def load_library() -> Library:
 
 def _load_library(flags: list[str]) -> Library:
     version = hashlib.sha256(SOURCE.read_bytes() + repr((flags, platform.machine())).encode()).hexdigest()[:16]
+    name = f"cpu-{version}.so"
     try:
-        return _build_and_load(cache_dir() / f"cpu-{version}.so", flags)
-    except (OSError, RuntimeError):  # no home folder, or no write access
+        return Library(cache_dir() / name)
+    except (OSError, RuntimeError):  # not compiled yet, damaged, or no cache folder
         pass
     try:
         with tempfile.TemporaryDirectory() as folder:
-            return _build_and_load(Path(folder) / "cpu.so", flags)
+            compiled = Path(folder) / name
+            _compile(compiled, flags)
+            try:
+                with atomic_write(cache_dir() / name) as partial:
+                    shutil.copyfile(compiled, partial)
+                return Library(cache_dir() / name)
+            except (OSError, RuntimeError):  # the cache folder is missing, read-only, full or does not allow execution
+                return Library(compiled)
     except OSError as error:
-        raise MissingLibraryError(f"the compiled {SOURCE.name} cannot be written to any folder ({error})") from None
+        raise MissingLibraryError(f"the compiled {SOURCE.name} cannot be written or loaded ({error})") from None
 
 
 def elementwise(name: str, x: Tensor, *args: Tensor | int | float) -> Tensor:
@@ -124,38 +133,34 @@ def elementwise(name: str, x: Tensor, *args: Tensor | int | float) -> Tensor:
     return y
 
 
-def _build_and_load(path: Path, flags: list[str]) -> Library:
-    """Load the library at `path`. Compile it if it is missing or cannot be loaded."""
-    try:
-        return Library(path)
-    except OSError:
-        _compile(path, flags)
-    try:
-        return Library(path)
-    except OSError as error:
-        raise MissingLibraryError(f"the compiled {SOURCE.name} cannot be loaded ({error})") from None
-
-
 def _compile(path: Path, flags: list[str]) -> None:
-    installed = [executable for name in COMPILERS if (executable := shutil.which(name))]
-    compiler = shlex.split(os.environ.get("CXX", "")) or installed[:1]
-    if not compiler:
-        raise MissingLibraryError(
-            f"no C++ compiler was found ({', '.join(COMPILERS)}, or the environment variable CXX)"
-        )
-    with atomic_write(path) as partial:
+    """Compile the library to `path`, with the first compiler that can."""
+    chosen = shlex.split(os.environ.get("CXX", ""))
+    installed = [[executable] for name in COMPILERS if (executable := shutil.which(name))]
+    reasons = []
+    for compiler in [chosen] if chosen else installed:
         try:
-            result = subprocess.run(
-                [*compiler, *flags, str(SOURCE), "-o", str(partial)], capture_output=True, text=True
-            )
-        except OSError as error:
-            raise MissingLibraryError(f"the C++ compiler {compiler[0]} cannot be run ({error.strerror})") from None
-        if result.returncode:
-            lines = result.stderr.splitlines() or ["no error message"]
-            message = next((line for line in lines if "error" in line), lines[0])
-            raise MissingLibraryError(f"the C++ compiler {compiler[0]} cannot compile {SOURCE.name} ({message})")
-        content = partial.read_bytes()
-        partial.write_bytes(content + _checksum(content))
+            return _run_compiler(compiler, path, flags)
+        except MissingLibraryError as reason:
+            reasons.append(reason)
+    if reasons:
+        raise reasons[0]
+    names = ", ".join(COMPILERS)
+    raise MissingLibraryError(f"no C++ compiler was found ({names}, or the environment variable CXX)")
+
+
+def _run_compiler(compiler: list[str], path: Path, flags: list[str]) -> None:
+    command = [*compiler, *flags, str(SOURCE), "-o", str(path)]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
+    except OSError as error:
+        raise MissingLibraryError(f"the C++ compiler {compiler[0]} cannot be run ({error.strerror})") from None
+    if result.returncode:
+        lines = result.stderr.splitlines() or ["no error message"]
+        message = next((line for line in lines if re.search("error|cannot", line)), lines[0])
+        raise MissingLibraryError(f"the C++ compiler {compiler[0]} cannot compile {SOURCE.name} ({message})")
+    content = path.read_bytes()
+    path.write_bytes(content + _checksum(content))
 
 
 def _flag_choices() -> list[list[str]]:

@@ -147,6 +147,24 @@ def test_activation_checkpointing_stores_no_probabilities(checkpointing):
     assert bool(probabilities) is not checkpointing
 
 
+@pytest.mark.parametrize("grad_enabled", [True, False])
+def test_without_gradients_no_probabilities_are_written(grad_enabled, monkeypatch):
+    batch, model, written, fill = (
+        random_batch(40, reuse=20),
+        make_model(attention_backend="cpu"),
+        set(),
+        attention._attention_args,
+    )
+    monkeypatch.setattr(
+        attention,
+        "_attention_args",
+        lambda schedule, tensors, **scalars: written.update(tensors) or fill(schedule, tensors, **scalars),
+    )
+    with torch.set_grad_enabled(grad_enabled):
+        model(batch, random_memory(model.config, 2, 10))
+    assert ("probs" in written) is grad_enabled
+
+
 @pytest.mark.parametrize("is_within", [True, False])
 def test_the_bound_on_saved_probabilities_counts_all_heads(is_within, monkeypatch):
     meta, saved = random_attention_meta(2, 8, 4, 2, "cpu"), []

@@ -1,5 +1,7 @@
 """Build of the CPU kernels: it survives damage, and without it torch's operators are used."""
 
+import ctypes
+import errno
 import logging
 import os
 import shutil
@@ -87,6 +89,37 @@ def test_without_a_writable_cache_a_temporary_folder_is_used(empty_cache, tmp_pa
     assert fastest_backend(CPU, torch.float32, 8) == "cpu"
 
 
+@pytest.mark.parametrize("error", [errno.EROFS, errno.ENOSPC, errno.EACCES])
+def test_a_cache_that_cannot_be_written_is_not_needed(empty_cache, monkeypatch, error):
+    def fail(source, target):
+        raise OSError(error, os.strerror(error), target)
+
+    monkeypatch.setattr(build.shutil, "copyfile", fail)
+    assert fastest_backend(CPU, torch.float32, 8) == "cpu"
+    assert not list(empty_cache.iterdir())
+
+
+def test_a_library_in_a_cache_that_allows_no_execution_is_loaded_from_a_temporary_folder(full_cache, monkeypatch):
+    load = ctypes.CDLL
+
+    def load_elsewhere(name):
+        if name.startswith(str(full_cache)):
+            raise OSError(f"{name}: failed to map segment from shared object")
+        return load(name)
+
+    monkeypatch.setattr(build.ctypes, "CDLL", load_elsewhere)
+    assert fastest_backend(CPU, torch.float32, 8) == "cpu"
+
+
+def test_if_the_first_compiler_fails_the_next_is_used(empty_cache, tmp_path, monkeypatch):
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    fake_compiler(folder / "g++", "echo 'ld: cannot find -lgomp' >&2; exit 1")
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    monkeypatch.delenv("CXX", raising=False)
+    assert fastest_backend(CPU, torch.float32, 8) == "cpu"
+
+
 @pytest.mark.parametrize(
     ("compiler", "reason"),
     [
@@ -95,10 +128,14 @@ def test_without_a_writable_cache_a_temporary_folder_is_used(empty_cache, tmp_pa
             "echo 'kernels.cpp:1: error: no such header' >&2; exit 1",
             "cannot compile kernels.cpp (kernels.cpp:1: error: no such header)",
         ),
+        (
+            "echo 'ld: cannot find -lomp' >&2; echo 'collect2: error: ld returned 1 exit status' >&2; exit 1",
+            "cannot compile kernels.cpp (ld: cannot find -lomp)",
+        ),
         ("exit 1", "cannot compile kernels.cpp (no error message)"),
-        ('while [ "$1" != -o ]; do shift; done; echo text > "$2"', "kernels.cpp cannot be loaded"),
+        ('while [ "$1" != -o ]; do shift; done; echo text > "$2"', "kernels.cpp cannot be written or loaded"),
     ],
-    ids=["missing", "error", "silent error", "no library"],
+    ids=["missing", "error", "linker error", "silent error", "no library"],
 )
 def test_without_a_working_compiler_torchs_operators_are_used_and_the_reason_is_logged_once(
     empty_cache, tmp_path, monkeypatch, caplog, compiler, reason
@@ -144,7 +181,7 @@ def test_with_a_compiler_that_refuses_instructions_for_bf16_others_are_used_and_
 def test_without_any_compiler_the_error_names_what_was_searched(empty_cache, monkeypatch):
     monkeypatch.setenv("PATH", os.devnull)
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(build.MissingLibraryError, match=r"c\+\+, g\+\+, clang\+\+.*CXX"):
+    with pytest.raises(build.MissingLibraryError, match=r"g\+\+, c\+\+, clang\+\+.*CXX"):
         build.load_library()
 
 
