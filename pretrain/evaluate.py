@@ -75,7 +75,7 @@ def build_parser() -> CommandParser:
     parser.add_argument("--json", action="store_true", help="print JSON lines instead of a table")
     parser.add_argument("--out", metavar="FILE", type=Path, help="write JSON lines, one per memory length")
     parser.add_argument("--picture", metavar="FILE", type=Path, help="draw the loss over the memory (.png, .svg, .pdf)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="device (default: a GPU if there is one)")
+    parser.add_device_option()
     return parser
 
 
@@ -146,16 +146,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     from xlpre.common.tables import to_text
     from xlpre.inference.evaluation import EvalSettings, eval_windows, resolve_mode, sample_sentences
     from xlpre.inference.scoring import order_consistency
-    from xlpre.training.distributed import Comm, destroy_process_group, is_rank_zero, use_device, world_size
+    from xlpre.training.distributed import (
+        Comm,
+        destroy_process_group,
+        device_type,
+        is_rank_zero,
+        select_device,
+        use_device,
+        world_size,
+    )
 
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device=cuda is invalid: PyTorch finds no GPU on this machine. Leave it out.")
-    is_job = world_size() > 1
-    if is_job and args.device == "cpu" and torch.cuda.is_available():
+    is_job, selected = world_size() > 1, select_device(args.device)
+    if is_job and selected.type != device_type():
         raise ValueError(
             "--device=cpu is invalid with several processes: each one uses a GPU if there are any. Set CUDA_VISIBLE_DEVICES= to hide them."
         )
-    device = use_device() if is_job else torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = use_device() if is_job else selected
     if args.processes > 1 and (is_job or device.type == "cuda"):
         raise ValueError(
             f"--processes={args.processes} is invalid: it starts processes on the CPU of one machine. Leave it out. "

@@ -54,6 +54,7 @@ def build_parser() -> CommandParser:
     parser.add_argument("--options", metavar="A,B,...", action="append", help=text)
     text = "predict each piece from the text only, and print the most likely ones of each"
     parser.add_argument("--independent", action="store_true", help=text)
+    parser.add_device_option()
     return parser
 
 
@@ -80,10 +81,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     from xlpre.conversion.model_folder import load_folder
     from xlpre.inference.cloze import encode_cloze, format_result, predict_blanks
     from xlpre.inference.filling import check_objective, fill, format_fillings, format_pieces
+    from xlpre.training.distributed import select_device
 
     folder = load_folder(args.model)
     check_objective(folder.objective)
-    model, tokenizer = folder.model(), folder.require_tokenizer(args.model)
+    model, tokenizer = folder.model().to(select_device(args.device)), folder.require_tokenizer(args.model)
     options = [each.split(",") for each in args.options] if args.options else None
     for text in args.text:
         cloze = encode_cloze(text, tokenizer)

@@ -47,7 +47,7 @@ def build_parser() -> CommandParser:
     text = "text of another document to read before the prompt, which helps permutation models with short prompts"
     parser.add_argument("--padding", metavar="TEXT", default="", help=text)
     parser.add_argument("--seed", metavar="N", type=int, default=1, help="seed of the samples (default: 1)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="device (default: a GPU if there is one)")
+    parser.add_device_option()
     return parser
 
 
@@ -55,21 +55,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = build_parser().parse(argv)
 
-    import torch
-
     from xlpre.conversion.model_folder import load_folder
     from xlpre.inference.generation import GenerationConfig, check_objective, generate
+    from xlpre.training.distributed import select_device
 
     settings = vars(args).copy()
     origin, prompt, device = (settings.pop(name) for name in ("model", "prompt", "device"))
     config = GenerationConfig(**settings)
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device=cuda is invalid: PyTorch finds no GPU on this machine. Leave it out.")
+    device = select_device(device)
     folder = load_folder(origin)
     check_objective(folder.objective)
     tokenizer = folder.require_tokenizer(origin)
-    model = folder.model().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+    model = folder.model().to(device)
+    text = _read_stdin() if prompt == "-" else prompt
     if config.num_samples == 1:
         print(text, end="", flush=True)
         generate(
@@ -84,6 +82,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     for number, continuation in enumerate(generate(model, tokenizer, [text], config, objective=folder.objective), 1):
         print(f"--- {number} of {config.num_samples}\n{text}{continuation.text}")
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"TEXT=- is invalid: standard input is not {error.encoding}. Convert it first.") from None
 
 
 if __name__ == "__main__":

@@ -79,21 +79,20 @@ def train(config: PretrainConfig, explicit_keys: ExplicitKeys, args: Sequence[st
     import torch
 
     from pretrain.trainer.inputs import describe_finished, is_finished
-    from xlpre.training.distributed import deepspeed_launcher
+    from xlpre.training.distributed import deepspeed_launcher, device_type
     from xlpre.training.shutdown import PARENT_PID_VARIABLE
 
     if is_finished(config, explicit_keys):
         print(f"{describe_finished(config)}. To train again, set another name.")
         return
-    if (
-        n_processes is None
-    ):  # on a CPU, one process with all cores is faster than several: they would wait for each other
-        available = torch.cuda.device_count() or 1
+    if n_processes is None:
+        # on a CPU, one process with all cores is faster than several: they would wait for each other
+        available = torch.cuda.device_count() if device_type() == "cuda" else 1
         n_processes = max(n for n in range(1, available + 1) if _divides_batch(config, n))
     command = [*deepspeed_launcher(n_processes), os.path.relpath(Path(__file__).with_name("run.py")), *args]
     print("+", shlex.join(command), flush=True)
     environment = {**os.environ, "PYTHONWARNINGS": "ignore::FutureWarning", PARENT_PID_VARIABLE: str(os.getpid())}
-    if not torch.cuda.is_available():
+    if device_type() == "cpu":
         environment["DS_ACCELERATOR"] = "cpu"
     terminated: set[int] = set()
     with stop_on_signal() as signals:

@@ -42,7 +42,7 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "--picture", metavar="FILE", type=Path, help="draw loss and gains by context (.png, .svg, .pdf)"
     )
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="device (default: a GPU if there is one)")
+    parser.add_device_option()
     return parser
 
 
@@ -68,16 +68,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse(argv)
     fractions = check_options(args)
 
-    import torch
-
     from pretrain.tools.context_group import draw_contexts, measure_contexts, to_records, to_rows
     from pretrain.tools.text_scores import ProgressBar
     from xlpre.common.files import write_text
     from xlpre.common.tables import to_jsonl, to_text
+    from xlpre.training.distributed import select_device
 
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device=cuda is invalid: PyTorch finds no GPU on this machine. Leave it out.")
-    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = select_device(args.device)
     contexts = list(range(args.step, args.max_context + 1, args.step))
     with ProgressBar(None, "context") as progress:
         losses = measure_contexts(args.model, args.text, contexts, args.tokens, args.seed, device, progress.report)

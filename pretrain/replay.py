@@ -28,7 +28,7 @@ def build_parser() -> CommandParser:
     choices = [AS_RUN, "fp32", "bf16", "fp16"]
     text = f"precision of the replay (default: {AS_RUN})"
     parser.add_argument("--precision", choices=choices, default=AS_RUN, help=text)
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="device (default: cuda if there is a GPU)")
+    parser.add_device_option()
     return parser
 
 

@@ -64,7 +64,7 @@ def build_parser() -> CommandParser:
     parser.add_argument("--mem-len", metavar="N", type=int, help=text)
     text = "content and query rows of a forward pass (default: 1024); a GPU is faster with more"
     parser.add_argument("--batch-tokens", metavar="N", type=int, default=1024, help=text)
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="device (default: a GPU if there is one)")
+    parser.add_device_option()
     return parser
 
 
@@ -98,8 +98,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from functools import partial
 
-    import torch
-
     from pretrain.tools.text_scores import CHUNK_LINES, score_lines, score_pairs, write_records
     from xlpre.common.files import write_text
     from xlpre.common.plural import counted
@@ -107,13 +105,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     from xlpre.conversion.model_folder import load_folder
     from xlpre.inference.minimal_pairs import draw_accuracies, read_pairs
     from xlpre.inference.scoring import resolve_mode, score
+    from xlpre.training.distributed import select_device
 
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device=cuda is invalid: PyTorch finds no GPU on this machine. Leave it out.")
+    device = select_device(args.device)
     pairs = read_pairs(args.pairs, args.limit) if args.pairs else []
     folder = load_folder(args.model)
     mode, tokenizer = resolve_mode(args.mode, folder.objective), folder.require_tokenizer(args.model)
-    model = folder.model().to(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    model = folder.model().to(device)
     score_texts = partial(
         score,
         model,

@@ -18,6 +18,7 @@ from xlpre.data.lanes import Lanes
 from xlpre.data.rng import RowRng
 from xlpre.data.window_layout import DataConfig, Windows, build_windows
 from xlpre.objectives.objective import ModelInputs, Objective
+from xlpre.training.distributed import device_type
 
 
 class Loader:
@@ -39,7 +40,7 @@ class Loader:
     def __init__(self, lanes: Lanes, data: DataConfig, objective: Objective, seed: int) -> None:
         self.lanes, self._data, self._objective, self._seed = lanes, data, objective, seed
         self.wait_seconds = 0.0
-        self._pin = torch.cuda.is_available()
+        self._pin = device_type() == "cuda"
 
     def batch(self, step: int, lanes: Sequence[int]) -> Batch:
         """Return the batch of `lanes`, one row each, at `step`.

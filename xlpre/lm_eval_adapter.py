@@ -32,6 +32,7 @@ from xlpre.inference.generation import (
 from xlpre.inference.scoring import score
 from xlpre.inference.token_sampling import never_generated
 from xlpre.model.dropout import without_dropout
+from xlpre.training.distributed import device_type
 
 MAX_NEW_TOKENS = 256  # of tasks that set no limit
 # settings of a task: those of GenerationConfig
@@ -70,7 +71,7 @@ class HarnessModel(LM):
         folder = load_folder(path)
         check_objective(folder.objective)
         self._objective, self._tokenizer = folder.objective, folder.require_tokenizer(path)
-        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self._device = torch.device(device or device_type())
         self._model = folder.model().to(self._device)
         self._batch_size = BATCH_SIZE if batch_size in (None, "auto") else int(batch_size)  # type: ignore[arg-type]
         self._settings: dict[str, Any] = {"mem_len": mem_len, "free_len": free_len, "seed": seed}

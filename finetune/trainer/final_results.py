@@ -25,7 +25,7 @@ from finetune.trainer.evaluator import predict_split, resolve_overhead_tokens
 from finetune.trainer.inputs import RunInputs
 from finetune.trainer.logger import format_scores
 from finetune.trainer.plots import plot_all
-from finetune.trainer.results import BEST, RESULT, Result, Summary, seed_folder, summarize
+from finetune.trainer.results import BEST, RESULT, Result, Summary, result_paths, seed_folder, summarize
 from finetune.trainer.task_model import TaskModel, check_head, resolve_shared_backend
 from xlpre.common.files import hardlink_copy, write_text
 from xlpre.common.tables import to_jsonl, write_table
@@ -43,7 +43,7 @@ def finished_seeds(inputs: RunInputs) -> set[int]:
         ValueError: a result cannot be read, or was computed with other settings.
     """
     seeds = set()
-    for path in sorted(Path(inputs.config.run_dir).glob(f"seed_*/{RESULT}")):
+    for path in result_paths(Path(inputs.config.run_dir)):
         seed, manifest = Result.read(path).seed, Result.read_manifest(path)
         inputs.check_resumable(path, manifest, inputs.manifest(seed))
         seeds.add(seed)

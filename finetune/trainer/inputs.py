@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from finetune.config import FinetuneConfig
@@ -167,7 +168,8 @@ class RunInputs:
             return FROM_SCRATCH
         content = hashlib.sha256()
         for name, weight in sorted(self.pretrained.weights.items()):
-            content.update(f"{name} {weight.double().sum().item()!r}".encode())
+            content.update(name.encode())
+            content.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
         return content.hexdigest()[:16]
 
     @cached_property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,13 +200,19 @@ def seed_folder(run_dir: str | Path, seed: int) -> Path:
     return Path(run_dir) / f"seed_{seed}"
 
 
+def result_paths(run_dir: Path) -> list[Path]:
+    """Return the results in a run folder, in the order of the seeds. Other folders, such as a copy of that of a seed, do not count."""
+    paths = {path: re.fullmatch(r"seed_(\d+)", path.parent.name) for path in run_dir.glob(f"seed_*/{RESULT}")}
+    return sorted((path for path, seed in paths.items() if seed), key=lambda path: int(paths[path][1]))  # type: ignore[index]
+
+
 def read_run(run_dir: Path) -> Summary:
     """Read and summarize the runs in a folder.
 
     Raises:
         ValueError: the folder has no result.
     """
-    paths = sorted(run_dir.glob(f"seed_*/{RESULT}"), key=lambda path: int(path.parent.name.partition("_")[2]))
+    paths = result_paths(run_dir)
     if not paths:
         raise ValueError(
             f"{run_dir} is invalid: it has no seed_*/{RESULT}. Give the folder of a finished fine-tuning run."
@@ -215,7 +222,7 @@ def read_run(run_dir: Path) -> Summary:
 
 def is_finished(run_dir: Path) -> bool:
     """Return True if the folder has the result of at least one seed."""
-    return any(run_dir.glob(f"seed_*/{RESULT}"))
+    return bool(result_paths(run_dir))
 
 
 def merge_glue_submissions(run_dirs: Sequence[Path], target: Path) -> list[str]:

@@ -165,8 +165,7 @@ class Trainer:
         self._evaluation_due = manifest.get("evaluation_due", False)
         self._build(saved, manifest)
         self.progress = Progress(train, self.engine, self.context.comm, shutdown, self._writer, manifest)
-        if is_rank_zero():
-            save_config(config, Path(config.run_dir) / "config.yaml")
+        context.comm.call_on_rank_zero(lambda: save_config(config, Path(config.run_dir) / "config.yaml"))
         self.logger = TrainLogger(config, seed, self.folder, self.progress)
 
     @property

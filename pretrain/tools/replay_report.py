@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from pretrain.tools.nonfinite_replay import NonFiniteSite, ReplayResult, format_rows, is_finite, replay
 from pretrain.trainer.nonfinite_dump import read_dump
 from xlpre.batch import Batch
@@ -13,7 +11,7 @@ from xlpre.common.plural import counted
 from xlpre.model.memory import Memory
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training.deepspeed_engine import PRECISIONS
-from xlpre.training.distributed import seed_step
+from xlpre.training.distributed import seed_step, select_device
 
 MAX_ROWS, MAX_CHARS, MAX_NAMES = 4, 200, 3  # limits of the output: batch rows, characters of a row, names of parameters
 
@@ -29,7 +27,7 @@ def print_replay(folder: Path, precision: str | None, device: str | None) -> Non
     Raises:
         ValueError: the folder cannot be read, or there is no GPU.
     """
-    torch_device = _select_device(device)
+    torch_device = select_device(device)
     model_folder, rank_dumps = read_dump(folder)
     run = rank_dumps[0]
     dtype = PRECISIONS[precision] if precision else run.precision
@@ -107,12 +105,6 @@ def _row_text(batch: Batch, row: int, tokenizer: Tokenizer) -> str:
     ids = batch.input_ids[row].tolist()
     text = tokenizer.decode(reversed(ids) if batch.backward[row] else ids)
     return repr(text[:MAX_CHARS]) + ("..." if len(text) > MAX_CHARS else "")
-
-
-def _select_device(name: str | None) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda is invalid: torch finds no GPU here. Leave it out, or set --device cpu.")
-    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def _summarize(first_values: list[str], results: list[ReplayResult]) -> str:

@@ -43,6 +43,17 @@ def warn_of_backward_text(config: PretrainConfig) -> str:
     )
 
 
+def warn_of_long_warmup(config: PretrainConfig) -> str:
+    """Return a warning if all steps of the run are warm-up steps; else an empty string."""
+    warmup_steps, steps = config.schedule.warmup_steps, config.train.steps
+    if warmup_steps < steps:
+        return ""
+    return (
+        f"warning: all {steps:,} steps are in the warm-up (schedule.warmup_steps={warmup_steps}): the learning rate never reaches "
+        "optim.lr. Raise train.steps or lower schedule.warmup_steps."
+    )
+
+
 def ignored_vocab_size(config: PretrainConfig, n_pieces: int, explicit_keys: ExplicitKeys) -> str:
     """Return a note if the command line sets another size than that of the existing vocabulary; else an empty string.
 

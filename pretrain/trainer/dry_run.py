@@ -6,7 +6,7 @@ import torch
 
 from pretrain.config import PretrainConfig
 from pretrain.planning.flops import batch_shape, count_parameters
-from pretrain.trainer.data_warnings import warn_of_backward_text
+from pretrain.trainer.data_warnings import warn_of_backward_text, warn_of_long_warmup
 from pretrain.trainer.evaluator import val_lanes
 from pretrain.trainer.inputs import RunInputs, checkpoints_dir, is_finished
 from pretrain.trainer.samples import Samples
@@ -39,8 +39,8 @@ def dry_run(config: PretrainConfig, explicit_keys: ExplicitKeys) -> None:
     if is_rank_zero():
         resolved = inputs.weight_init.resolve_config()
         sizes = _describe_sizes(resolved, len(inputs.store.train))
-        notes = [note for note in (inputs.vocabulary_note, warn_of_backward_text(config)) if note]
-        lines = "".join(f"# {note}\n" for note in notes)
+        notes = [inputs.vocabulary_note, warn_of_backward_text(config), warn_of_long_warmup(config)]
+        lines = "".join(f"# {note}\n" for note in notes if note)
         print(f"{to_yaml(resolved)}{sizes}{_describe_processes(config)}{lines}# {start}", flush=True)
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from pretrain.config import PretrainConfig
+from xlpre.common.os_errors import is_disk_full
 from xlpre.data.store import TokenStore
 from xlpre.inference.cloze import ClozeResult, cloze_batch, predict_blanks, predict_example, sample_cloze_examples
 from xlpre.model.language_model import LanguageModel
 from xlpre.objectives.registry import OBJECTIVES
 from xlpre.text.tokenizer import Tokenizer
-from xlpre.training.jsonl import read_records, rewrite_records
+from xlpre.training.jsonl import Record, read_records, rewrite_records
 
 N_EXAMPLES = 6  # number of sentences from the validation text, if the user sets none
 
@@ -31,6 +33,7 @@ class Samples:
 
     def __init__(self, config: PretrainConfig, store: TokenStore, tokenizer: Tokenizer) -> None:
         self._path = Path(config.run_dir) / "samples.jsonl"
+        self._waiting: list[Record] = []  # predictions for which the disk had no room
         self._tokenizer = tokenizer
         self._sentences, self._examples = config.eval.sentences, []
         if not OBJECTIVES[config.objective.name].sees_ahead:
@@ -51,10 +54,20 @@ class Samples:
         return results + [predict_example(model, self._tokenizer, example) for example in self._examples]
 
     def write(self, step: int, results: list[ClozeResult]) -> None:
-        """Write the predictions of `step`. Existing predictions of this and later steps are removed."""
-        record = {"step": step, "results": [dataclasses.asdict(result) for result in results]}
-        serialize = partial(json.dumps, ensure_ascii=False)
-        rewrite_records(self._path, lambda saved_step: saved_step < step, serialize, record)
+        """Write the predictions of `step`. Existing predictions of this and later steps are removed.
+
+        If the disk is full, they are written with those of the next evaluation.
+        """
+        self._waiting.append({"step": step, "results": [dataclasses.asdict(result) for result in results]})
+        first, serialize = self._waiting[0]["step"], partial(json.dumps, ensure_ascii=False)
+        try:
+            rewrite_records(self._path, lambda saved_step: saved_step < first, serialize, *self._waiting)
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            print(f"warning: {error}. The predictions of step {step:,} are written later.", file=sys.stderr, flush=True)
+        else:
+            self._waiting = []
 
 
 def read_samples(run_dir: Path) -> list[dict]:

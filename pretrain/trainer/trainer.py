@@ -19,7 +19,7 @@ from torch import Tensor
 from pretrain.config import PretrainConfig
 from pretrain.trainer import nonfinite_dump
 from pretrain.trainer.cuda_graphs import reason_against_cuda_graphs, use_cuda_graphs
-from pretrain.trainer.data_warnings import warn_of_backward_text, warn_of_small_validation_text
+from pretrain.trainer.data_warnings import warn_of_backward_text, warn_of_long_warmup, warn_of_small_validation_text
 from pretrain.trainer.evaluator import (
     EvalResult,
     Evaluator,
@@ -151,8 +151,8 @@ class Trainer:
         self._debug_inputs: list[tuple[Batch, Memory]] = []
         self._build(saved, manifest)
         self.progress = Progress(config.train, self.engine, context.comm, ShutdownHandler(), self.writer, manifest)
+        context.comm.call_on_rank_zero(lambda: save_config(self._resolved, self.run_dir / "config.yaml"))
         if is_rank_zero():
-            save_config(self._resolved, self.run_dir / "config.yaml")
             print(self._describe(saved, manifest), flush=True)
         self.logger = TrainLogger(
             self._resolved,
@@ -200,8 +200,7 @@ class Trainer:
         with self.logger.paused():
             model, step = self.engine.module, self.progress.step
             result, predictions = self._evaluator.evaluate(model), self._samples.predict(model)
-            if is_rank_zero():
-                self._samples.write(step, predictions)
+            self.context.comm.call_on_rank_zero(lambda: self._samples.write(step, predictions))
             if step and result.loss < (math.inf if self._best_loss is None else self._best_loss):
                 self._best_loss = result.loss
                 self.writer.keep_best(step, self.engine)
@@ -370,7 +369,7 @@ class Trainer:
             start += "; the eval settings changed: validation losses are not comparable with earlier ones, and best/ starts again"
         upgrade = f"note: {self.store.upgrade_note}" if self.store.upgrade_note else ""
         small = warn_of_small_validation_text(self._resolved, self.store)
-        backward = warn_of_backward_text(config)
+        backward, warmup = warn_of_backward_text(config), warn_of_long_warmup(config)
         precision = self.context.precision_note()
         notes = [
             upgrade,
@@ -378,6 +377,7 @@ class Trainer:
             compare_targets(config),
             small,
             backward,
+            warmup,
             self._graphs_note,
             precision,
         ]

@@ -9,6 +9,7 @@ import pytest
 from tests.integration.clusters import LONGER, SCRIPT, end, losses, read_until, start, training_processes
 from tests.integration.conftest import REPOSITORY, deepspeed_launcher, environment, launch, run_together
 from tests.integration.forking import ForkedCommand
+from xlpre.common.files import lock_dir
 from xlpre.training import checkpoint
 from xlpre.training.distributed import free_port
 
@@ -39,6 +40,17 @@ def test_processes_of_srun_and_mpirun_train_together(make_args, tmp_path, variab
     done = ForkedCommand([SCRIPT, *make_args("two", train__steps=6)], REPOSITORY, environments).wait(120)
     assert done.returncode == 0 and len(losses(tmp_path / "two")) == 6, done.stderr
     assert checkpoint.read_manifest(tmp_path / "two" / "checkpoints" / "step_00000006")["world_size"] == 2
+
+
+@pytest.mark.long
+def test_an_error_of_rank_0_ends_all_processes_with_its_status(make_args, tmp_path):
+    port = {"MASTER_PORT": str(free_port())}
+    ranks = [{name: value.format(rank=rank) for name, value in SLURM.items()} for rank in (0, 1)]
+    environments = [environment() | port | rank for rank in ranks]
+    with lock_dir(tmp_path / "busy", ""):  # held by this process
+        job = ForkedCommand([SCRIPT, *make_args("busy", train__steps=6)], REPOSITORY, environments).wait(120)
+    assert job.returncode == 2 and job.stderr.count("error: ") == 1, job.stderr  # the highest status
+    assert "another training is running in it" in job.stderr
 
 
 @pytest.mark.long

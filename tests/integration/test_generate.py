@@ -50,6 +50,12 @@ def test_a_prompt_is_read_from_standard_input_and_a_stop_string_is_left_out(mode
     assert out == "Ba di.\nKe" + full[len("Ba di.\nKe") :].partition(stop)[0] + "\n"
 
 
+def test_a_prompt_in_another_encoding_is_refused(model, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("gr\xf6\xdfe".encode("latin-1")), "utf-8"))
+    with pytest.raises(ValueError, match=r"^TEXT=- is invalid: standard input is not utf-8"):
+        command.main([str(model), "-"])
+
+
 def test_a_denoising_model_is_refused(tokenizer, tmp_path):
     shape = dataclasses.replace(TINY, vocab_size=len(tokenizer))
     weights = {name: p.detach() for name, p in LanguageModel(shape, False).named_parameters()}

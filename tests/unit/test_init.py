@@ -10,7 +10,7 @@ import torch
 
 from tests.conftest import REPOSITORY
 from tests.unit.test_help import COMMANDS
-from xlpre.training.distributed import use_device
+from xlpre.training.distributed import Comm, use_device
 
 PRINT_AT_TORCH_IMPORT = """
 import os, sys
@@ -93,3 +93,16 @@ def test_processes_share_the_cores_up_to_omp_num_threads(cores, processes, omp_n
     if omp_num_threads is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", omp_num_threads)
     assert use_device().type == "cpu" and set_to == [threads]
+
+
+def test_processes_with_cores_of_their_own_do_not_divide_them(monkeypatch):
+    set_to = []
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for cores_of_ranks, expected in (([{0, 1}, {2, 3}], 2), ([{0, 1, 2, 3}] * 2, 2), ([{0, 1}, {0, 1}, {2, 3}], 1)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores_of_ranks[0]: cores)
+        monkeypatch.setattr(
+            Comm, "all_gather", lambda self, mine, all_cores=cores_of_ranks: [(mine[0], sorted(x)) for x in all_cores]
+        )
+        Comm().divide_cores()
+        assert set_to.pop() == expected

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import dis
 import io
 import os
 import re
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from xlpre.common.os_errors import error_number, is_transient, remedy
+from xlpre.common.os_errors import error_number, is_out_of_memory, is_transient, remedy
 
 PROJECT_PACKAGES = ("xlpre", "pretrain", "finetune", "__main__")
 # messages of gloo and NCCL when another process died or does not respond
@@ -38,9 +38,8 @@ LOST_PEER = (
     "Network is unreachable",
 )
 BYTE_UNITS = ("bytes", "K", "M", "G", "T", "P")  # powers of 1024
-# messages of torch on a CPU, on a GPU, and for a tensor larger than any memory
-OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
 PORT_IN_USE = "EADDRINUSE"
+RAISE = dis.opmap["RAISE_VARARGS"]  # the instruction of a `raise` statement
 
 
 def run_main(main: Callable[[], None]) -> None:
@@ -48,7 +47,7 @@ def run_main(main: Callable[[], None]) -> None:
 
     | error | exit status | printed by |
     | --- | --- | --- |
-    | ValueError raised by this project | 2 | local rank 0 |
+    | ValueError of a `raise` statement of this project | 2 | local rank 0 |
     | out of memory; permanent OSError, such as a full disk | 2 | each process that fails |
     | temporary OSError, port in use, lost connection to another process | 3 | each process that fails |
     | Ctrl-C | 130 | each process |
@@ -65,9 +64,8 @@ def run_main(main: Callable[[], None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (ValueError, OSError) as error:
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        if isinstance(error, ValueError) and frame.f_globals["__name__"].partition(".")[0] not in PROJECT_PACKAGES:
-            raise  # from a library: not a message for the user
+        if isinstance(error, ValueError) and not is_raised_by_project(error):
+            raise  # by a library or a built-in function: not a message for the user
         # a ValueError is the same in all processes of a machine
         if os.environ.get("LOCAL_RANK", "0") == "0" or isinstance(error, OSError):
             advice = remedy(error_number(error)) if isinstance(error, OSError) else ""
@@ -82,6 +80,16 @@ def run_main(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("Interrupted. Run the same command again to continue.", file=sys.stderr)
         sys.exit(130)
+
+
+def is_raised_by_project(error: ValueError) -> bool:
+    """Return True if a `raise` statement of this project raised the error."""
+    assert error.__traceback__
+    trace = error.__traceback__
+    while trace.tb_next:
+        trace = trace.tb_next
+    package = trace.tb_frame.f_globals["__name__"].partition(".")[0]
+    return package in PROJECT_PACKAGES and trace.tb_frame.f_code.co_code[trace.tb_lasti] == RAISE
 
 
 def _remove_command_folder() -> None:
@@ -140,7 +148,7 @@ def _print_uncaught(kind: type[BaseException], error: BaseException, trace: Trac
 def _environment_failure(error: RuntimeError | MemoryError) -> tuple[int, str] | None:
     """Return the exit status and message of an error from lack of memory, a port in use or a lost process. None: another error."""
     text, rank = str(error), os.environ.get("RANK", "0")
-    if isinstance(error, MemoryError) or any(sign in text for sign in OUT_OF_MEMORY):
+    if is_out_of_memory(error):
         return 2, _out_of_memory(text)
     if PORT_IN_USE in text:
         port = os.environ.get("MASTER_PORT", "")

@@ -23,6 +23,8 @@ REMEDIES = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Choose another path, or get permission for this one."),
     **dict.fromkeys(TRANSIENT, "This error may be temporary: run the same command again."),
 }
+# messages of torch on a CPU, on a GPU, and for a tensor larger than any memory
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
 RETRY_SECONDS = (1.0, 5.0)  # waiting times before the second and the third attempt
 
 
@@ -49,6 +51,11 @@ def remedy(number: int | None) -> str:
 def is_disk_full(error: OSError) -> bool:
     """Return True if the disk or the quota is full."""
     return error.errno in DISK_FULL
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if Python or torch could not get memory."""
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in OUT_OF_MEMORY)
 
 
 def retry(function: Callable[[], T]) -> T:

@@ -79,6 +79,10 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(prog=program, formatter_class=_Formatter, add_help=False, allow_abbrev=False)
         self._docstring = docstring or ""
 
+    def add_device_option(self) -> None:
+        """Add `--device`, whose value `xlpre.training.distributed.select_device` takes."""
+        self.add_argument("--device", choices=("cpu", "cuda"), help="device (default: a GPU if there is one)")
+
     def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
         """Parse the arguments of a command.
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from xlpre.common.files import FileEntries, atomic_dir, write_bytes
+from xlpre.common.os_errors import is_out_of_memory
 from xlpre.common.safetensors_io import check_finite
 from xlpre.conversion import hf, native_format, tf, transformer_xl
 from xlpre.conversion.hf_tokenizer import read_preprocess, read_vocabulary, write_tokenizer
@@ -259,10 +260,12 @@ def load_folder(path: str | Path, allow_nonfinite: bool = False) -> ModelFolder:
             check_finite(path, folder.weights)
         return folder
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
         raise ValueError(
             f"{path} is invalid: its files do not fit together ({type(error).__name__}: {str(error).splitlines()[0]}). "
             "Copy the whole folder again. Nothing was loaded."
-        ) from None
+        ) from error
 
 
 def load_init_from(path: str) -> ModelFolder:

@@ -17,12 +17,14 @@ import multiprocessing
 import os
 import queue
 import signal
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from xlpre.common.cli_main import is_raised_by_project
 from xlpre.common.files import atomic_dir, write_text
 from xlpre.data import encoded_documents
 from xlpre.data.store import FORMAT, SPLITS
@@ -165,7 +167,7 @@ def list_tasks(work: Path, config: TextConfig, tokenizer: Tokenizer) -> list[Sha
 def encode_all(tasks: list[ShardTask], config: TextConfig, tokenizer: Tokenizer, on_progress: ProgressCallback) -> None:
     """Write the missing shards of all tasks in `config.num_processes` processes."""
     unfinished = list({task.folder: task for task in tasks if not task.is_finished}.values())
-    num_processes = config.num_processes or os.cpu_count() or 1
+    num_processes = config.num_processes or len(os.sched_getaffinity(0))
     n_workers = max(1, min(num_processes, len(unfinished)))
     job = EncodeJob(config, tokenizer, max(1, num_processes // n_workers))
     if n_workers > 1:
@@ -223,6 +225,7 @@ def _run_worker(job: EncodeJob, task_queue: Any, result_queue: Any, parent: int)
         try:
             job.encode(task, on_progress)
         except Exception as error:  # noqa: BLE001 - the parent raises it
-            result_queue.put(("failed", error))
+            is_bug = isinstance(error, ValueError) and not is_raised_by_project(error)
+            result_queue.put(("failed", RuntimeError(traceback.format_exc()) if is_bug else error))
             return
         result_queue.put(("finished", None))

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from xlpre.common.cli_main import is_raised_by_project
 from xlpre.common.files import atomic_dir, lock_dir
 from xlpre.data import encoded_documents
 from xlpre.data.encoded_documents import EncodedDocs
@@ -62,9 +63,10 @@ def build_store(
         with _mention_finished_shards(work):
             encode_all(tasks, config, tokenizer, on_progress)
         source = {key: value for key, value in dataclasses.asdict(config).items() if key != "num_processes"}
+        origin = {"source": source, "files": source_files(config)}
         try:
-            _assemble(path, tasks, tokenizer, config, {"source": source, "files": source_files(config)})
-        except ValueError:  # a split is empty: with another text.val_fraction, the shards are of no use
+            _assemble(path, tasks, tokenizer, config, origin)
+        except EmptySplitError:  # with another text.val_fraction, the shards are of no use
             shutil.rmtree(work, ignore_errors=True)
             raise
         shutil.rmtree(work, ignore_errors=True)
@@ -108,14 +110,19 @@ def write_store(
     return TokenStore(path)
 
 
+class EmptySplitError(ValueError):
+    """The text has no document for a split."""
+
+
 @contextmanager
 def _mention_finished_shards(work: Path) -> Iterator[None]:
     """Append to the message of a ValueError that the same command resumes from the finished shards in `work`, if there are any."""
     try:
         yield
     except ValueError as error:
-        hint = f" (The same command resumes from the encoded text in {work}.)" if has_shards(work) else ""
-        raise ValueError(f"{error}{hint}") from None
+        if not is_raised_by_project(error) or not has_shards(work):
+            raise
+        raise ValueError(f"{error} (The same command resumes from the encoded text in {work}.)") from None
 
 
 def _assemble(
@@ -131,7 +138,7 @@ def _assemble(
         origin: entries of meta.json about the origin of the text.
 
     Raises:
-        ValueError: a split is empty.
+        EmptySplitError: a split is empty.
     """
     dtype = encoded_documents.token_dtype(tokenizer)
     unigram = np.zeros(len(tokenizer), np.int64)
@@ -147,12 +154,12 @@ def _assemble(
                 writer.close()
         n_documents = sum(writer.n_documents for writer in writers.values())
         if not n_documents:
-            raise ValueError(empty_text_message(config))
+            raise EmptySplitError(empty_text_message(config))
         for split, writer in writers.items():
             if not writer.n_documents and config.val_source is not None:
-                raise ValueError(empty_text_message(validation_text(config) if split == "val" else config))
+                raise EmptySplitError(empty_text_message(validation_text(config) if split == "val" else config))
             if not writer.n_documents:
-                raise ValueError(
+                raise EmptySplitError(
                     f"text.val_fraction={config.val_fraction} is invalid: it leaves no document of {n_documents:,} for the {split} split. "
                     f"{_empty_split_remedy(tasks, dtype)}"
                 )

@@ -85,7 +85,7 @@ def find_resume_checkpoint(folder: Path, comm: Comm) -> Path | None:
     Raises:
         ValueError: there are checkpoints, but none of them is valid.
     """
-    names = comm.call_on_rank_zero(lambda: " ".join(path.name for path in reversed(list_complete(folder)))).split()
+    names = comm.call_on_rank_zero(lambda: [path.name for path in reversed(list_complete(folder))])
     for path in (folder / name for name in names):
         if is_valid(path, comm):
             return path

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -83,7 +83,7 @@ def deepspeed_launcher(n_processes: int) -> list[str]:
     """Return a `deepspeed` command that starts `n_processes` processes on this machine. Append the script and its arguments to it."""
     executable = Path(sys.executable).with_name("deepspeed")
     program = [str(executable)] if executable.exists() else [sys.executable, "-m", "deepspeed.launcher.runner"]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if torch.cuda.is_available() else []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device_type() == "cuda" else []
     if visible and all(index.isdigit() for index in visible):  # the launcher ignores the variable if --num_gpus is set
         devices = ["--include", f"localhost:{','.join(visible[:n_processes])}"]
     else:
@@ -94,6 +94,17 @@ def deepspeed_launcher(n_processes: int) -> list[str]:
 def device_type() -> str:
     """Return `cuda` or `cpu`. DS_ACCELERATOR=cpu, the variable of DeepSpeed, selects the CPU on a machine with GPUs."""
     return "cuda" if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu" else "cpu"
+
+
+def select_device(name: str | None) -> torch.device:
+    """Return the device `name` of a command, or by default that of `device_type`.
+
+    Raises:
+        ValueError: `name` is `cuda` on a machine without GPUs.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device=cuda is invalid: PyTorch finds no GPU on this machine. Leave it out.")
+    return torch.device(name or device_type())
 
 
 def local_device() -> torch.device:
@@ -116,7 +127,7 @@ def local_device() -> torch.device:
 def use_device() -> torch.device:
     """Select and return the device of this process.
 
-    On a CPU, the cores are divided among the processes of this machine. OMP_NUM_THREADS is the upper limit of threads per process.
+    On a CPU, the cores are divided among the processes of this machine (see `Comm.divide_cores`).
 
     Raises:
         OSError: see `local_device`.
@@ -127,10 +138,14 @@ def use_device() -> torch.device:
         # cuDNN's attention refuses masks that need a gradient, so only evaluation would use it; its masks have had bugs
         torch.backends.cuda.enable_cudnn_sdp(False)
         return device
-    n_local = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or world_size())
-    cores, limit = len(os.sched_getaffinity(0)) // n_local, os.environ.get("OMP_NUM_THREADS", "")
-    torch.set_num_threads(max(1, min(cores, int(limit)) if limit.isdecimal() else cores))
+    _set_num_threads(int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or world_size()))
     return device
+
+
+def _set_num_threads(n_sharing: int) -> None:
+    """Use an equal part of the cores that this process may use, if `n_sharing` processes may use them. OMP_NUM_THREADS is the limit."""
+    cores, limit = len(os.sched_getaffinity(0)) // n_sharing, os.environ.get("OMP_NUM_THREADS", "")
+    torch.set_num_threads(max(1, min(cores, int(limit)) if limit.isdecimal() else cores))
 
 
 def seed_everything(seed: int) -> None:
@@ -214,9 +229,23 @@ class Comm:
             dist.broadcast_object_list(values, src=0, group=self._group)
         return values[0]
 
-    def call_on_rank_zero(self, function: Callable[[], str]) -> str:
-        """Call `function` on rank 0 and return its result on every process."""
-        return self.broadcast(function() if is_rank_zero() else "")
+    def call_on_rank_zero(self, function: Callable[[], T]) -> T:
+        """Call `function` on rank 0 and return its result on every process.
+
+        Raises:
+            ValueError: `function` raised it; so every process ends with the same exit status.
+            OSError: `function` raised it.
+        """
+        result, error = None, None
+        if is_rank_zero():
+            try:
+                result = function()
+            except (ValueError, OSError) as raised:
+                error = raised
+        result, error = self.broadcast((result, error))
+        if error is not None:
+            raise error
+        return cast(T, result)
 
     def all_gather(self, value: Any) -> list[Any]:
         """Return the values of all processes, in the order of their ranks."""
@@ -224,6 +253,11 @@ class Comm:
         if self._group is not None:
             dist.all_gather_object(values, value, group=self._group)
         return values
+
+    def divide_cores(self) -> None:
+        """Divide the cores among the processes that may use the same ones. A launcher may have given each process cores of its own."""
+        mine = socket.gethostname(), sorted(os.sched_getaffinity(0))
+        _set_num_threads(self.all_gather(mine).count(mine))
 
     def barrier(self) -> None:
         """Wait until every process calls it."""

@@ -89,7 +89,12 @@ class TrainingContext:
             ValueError: another process uses the folder, or a machine does not see it.
         """
         refusal = f"another {kind} is running in it; wait until it ends, or stop it"
-        lock = lock_dir(run_dir, refusal) if is_rank_zero() else ExitStack()
+        lock = ExitStack()
+
+        def acquire() -> None:
+            lock.push(lock_dir(run_dir, refusal))
+
+        self.comm.call_on_rank_zero(acquire)
         check_shared_filesystem(run_dir, self.comm)
         return lock
 
@@ -113,8 +118,12 @@ def join_processes(train: TrainConfig) -> Comm:
         OSError: this process has no GPU.
     """
     set_timeout(train.timeout_minutes)
-    init_process_group(use_device())
-    return Comm()
+    device = use_device()
+    init_process_group(device)
+    comm = Comm()
+    if device.type == "cpu":
+        comm.divide_cores()
+    return comm
 
 
 def start_training(

@@ -1,4 +1,5 @@
 import errno
+import json
 import os
 import socket
 import subprocess
@@ -108,8 +109,22 @@ def test_a_process_without_a_gpu_reports_it_itself(capsys, monkeypatch):
 def test_an_unexpected_error_is_raised_with_its_traceback():
     with pytest.raises(RuntimeError):
         run_main(raising(RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
-    with pytest.raises(ValueError, match="invalid literal"):
-        run_main(lambda: np.asarray(["a"]).astype(int))
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda: int("1_backup"),
+        lambda: np.asarray(["a"]).astype(int),
+        lambda: np.concatenate([]),
+        lambda: list(zip([1], [], strict=True)),
+        lambda: json.loads("{"),
+    ],
+)
+def test_an_error_of_a_built_in_function_or_library_is_raised_with_its_traceback(mistake, monkeypatch):
+    monkeypatch.setitem(mistake.__globals__, "__name__", "pretrain.run")
+    with pytest.raises(ValueError):
+        run_main(mistake)
 
 
 @pytest.mark.parametrize(

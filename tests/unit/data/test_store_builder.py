@@ -3,10 +3,13 @@
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import examples, make_documents
+from xlpre.data import store_builder
+from xlpre.data.shards import has_shards
 from xlpre.data.store_builder import build_store, write_store
 from xlpre.text.corpus import TextConfig
 from xlpre.text.sentencepiece_tokenizer import SentencePieceTokenizer
@@ -30,6 +33,22 @@ def test_no_validation_document_is_in_the_training_split(tmp_path_factory, token
     train_texts, val_texts = texts(store.train, tokenizer), texts(store.validation, tokenizer)
     assert not set(train_texts) & set(val_texts)
     assert len(train_texts) + len(val_texts) == (40 if deduplicate else len(documents))
+
+
+def test_encoded_text_survives_if_the_files_disappear_before_the_store_is_complete(tmp_path, tokenizer, monkeypatch):
+    text = tmp_path / "a.txt"
+    text.write_text("\n\n".join("\n".join(document) for document in make_documents(40)))
+    config = TextConfig(source=f"{tmp_path}/*.txt", val_fraction=0.3, num_processes=1)
+    encode_all = store_builder.encode_all
+
+    def encode_and_remove(*args):
+        encode_all(*args)
+        text.rename(tmp_path / "moved")
+
+    monkeypatch.setattr(store_builder, "encode_all", encode_and_remove)
+    with pytest.raises(ValueError, match="no file"):
+        build_store(tmp_path / "store", config, tokenizer)
+    assert has_shards(tmp_path / ".store.unfinished")
 
 
 def test_a_mixture_repeats_each_source_as_often_as_its_weight(tmp_path, tokenizer):

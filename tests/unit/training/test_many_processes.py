@@ -43,7 +43,7 @@ class SimulatedComm:
         return value
 
     def call_on_rank_zero(self, function):
-        return function() if os.environ["RANK"] == "0" else "step_00000001"
+        return function() if os.environ["RANK"] == "0" else ["step_00000001"]
 
     def all_reduce_sum(self, value):
         return [value]

@@ -1,6 +1,7 @@
 import dataclasses
 
 import pytest
+import torch
 
 from finetune.config import FinetuneConfig, TaskModelConfig, TaskTrainConfig, apply_cli_precedence, task_overrides
 from finetune.trainer.inputs import RunInputs
@@ -32,6 +33,18 @@ def test_the_folder_of_a_pretraining_run_is_refused(make_inputs, tmp_path):
     (tmp_path / "pretrained/checkpoints").mkdir(parents=True)
     with pytest.raises(ValueError, match="run_dir=.*pretrained is invalid: it is the folder of a pretraining run"):
         make_inputs(f"run_dir={tmp_path / 'pretrained'}")
+
+
+def test_the_fingerprint_of_the_weights_depends_on_no_number_of_threads(make_inputs):
+    inputs, fingerprints, n_threads = make_inputs(), set(), torch.get_num_threads()
+    inputs.pretrained.weights["large"] = torch.randn(1 << 20)
+    for n in (1, 2, 3):
+        torch.set_num_threads(n)
+        fingerprints.add(inputs._weights_fingerprint)
+        del inputs._weights_fingerprint
+    torch.set_num_threads(n_threads)
+    inputs.pretrained.weights["large"][5] += 1e-3
+    assert len(fingerprints) == 1 and inputs._weights_fingerprint not in fingerprints
 
 
 def test_epochs_and_the_warmup_ratio_become_numbers_of_steps(make_inputs):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from finetune import compare
-from finetune.trainer.results import FORMAT, Result, read_run, summarize
+from finetune.trainer.results import FORMAT, Result, read_run, result_paths, summarize
 from xlpre.common.tables import to_csv, to_markdown
 
 
@@ -35,6 +35,13 @@ def test_runs_are_summarized_by_median_spread_and_number_at_chance():
     assert (row["runs"], row["at chance"], row["time per run"]) == ("3", "1", "1 min 5 s")
     lines = to_markdown([summary.to_row(), summary.to_row()]).splitlines()
     assert len(lines) == 4 and len({line.count("|") for line in lines}) == 1
+
+
+def test_a_copy_of_a_seeds_folder_is_no_result(tmp_path):
+    for folder, seed in (("seed_10", 10), ("seed_2", 2), ("seed_2_backup", 2)):
+        make_result(seed, seed / 100).write(tmp_path / folder / "result.json", {"format": FORMAT})
+    assert [path.parent.name for path in result_paths(tmp_path)] == ["seed_2", "seed_10"]
+    assert read_run(tmp_path).scores == [0.02, 0.1]
 
 
 def test_one_run_has_no_spread():
