@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -178,7 +180,41 @@ def changed_settings(config: PretrainConfig) -> dict[str, tuple[Any, Any]]:
     run_dir = Path(config.run_dir)
     if not (run_dir / "config.yaml").exists():
         return {}
-    saved, present = _result_settings(load_run_config(run_dir)), _result_settings(config)
+    return _differences(_result_settings(load_run_config(run_dir)), _result_settings(config))
+
+
+def trained_settings(config: PretrainConfig) -> dict[str, Any]:
+    """Return the settings that determine how a run goes on from a checkpoint, by key, as they are in its manifest."""
+    length = {"train.steps": config.train.steps, "train.hours": config.train.hours}
+    settings: dict[str, Any] = json.loads(
+        json.dumps({**_result_settings(config), **length, "deepspeed": config.deepspeed})
+    )
+    return settings
+
+
+def setting_changes(manifest: Mapping[str, Any], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the changes of settings in the history of a run.
+
+    Args:
+        manifest: manifest of the checkpoint that the run resumes from; empty for a new run.
+        settings: the present settings, see `trained_settings`.
+
+    Returns:
+        One entry for each resume with other settings, the first one first: `step`, and `settings`, which has the former and the new
+        value by key.
+    """
+    changes = list(manifest.get("setting_changes", []))
+    if changed := _differences(manifest.get("settings", {}), settings):
+        changes.append({"step": manifest["step"], "settings": {key: list(values) for key, values in changed.items()}})
+    return changes
+
+
+def describe_changes(changes: Mapping[str, Any]) -> str:
+    """Describe an entry of `setting_changes`."""
+    return ", ".join(f"{key}={now} (before: {before})" for key, (before, now) in changes["settings"].items())
+
+
+def _differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     return {key: (saved[key], present[key]) for key in saved if key in present and saved[key] != present[key]}
 
 

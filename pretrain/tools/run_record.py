@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pretrain.config import PretrainConfig, load_run_config
+from pretrain.config import PretrainConfig, describe_changes, load_run_config
 from pretrain.trainer.inputs import FORMAT
 from xlpre.conversion.model_card import (
     TrainingRecord,
@@ -127,6 +127,8 @@ def _describe_procedure(config: PretrainConfig, folder: ModelFolder, manifest: M
         rows["Arrangement"] = (
             f"{n_processes} DeepSpeed process{'es' * (n_processes > 1)}, {manifest['train.precision']}"
         )
+        for changes in manifest.get("setting_changes", []):
+            rows[f"From step {changes['step']:,}"] = describe_changes(changes)
         rows["Tokens read"] = f"{manifest['tokens']:,}, with the overlap of windows"
         rows["Training time"] = format_duration(manifest["train_seconds"])
     return rows | describe_software(folder.provenance)

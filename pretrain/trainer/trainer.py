@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain.config import PretrainConfig
+from pretrain.config import PretrainConfig, describe_changes, setting_changes, trained_settings
 from pretrain.trainer import nonfinite_dump
 from pretrain.trainer.cuda_graphs import reason_against_cuda_graphs, use_cuda_graphs
 from pretrain.trainer.data_warnings import warn_of_backward_text, warn_of_long_warmup, warn_of_small_validation_text
@@ -132,6 +132,8 @@ class Trainer:
         precision = {"train.precision": context.precision}
         self._manifest = {**self._inputs.manifest, **precision, "eval": eval_protocol(config)}
         manifest = self._inputs.read_manifest(saved, **precision) if saved else {}
+        settings = trained_settings(self._resolved)
+        self._manifest |= {"settings": settings, "setting_changes": setting_changes(manifest, settings)}
         self.writer = CheckpointWriter(
             checkpoints_dir(config),
             context.comm,
@@ -357,6 +359,9 @@ class Trainer:
         start = self._inputs.weight_init.description
         if saved:
             start = f"resumes from {saved} at step {self.progress.step:,}"
+            changes = self._manifest["setting_changes"]
+            if len(changes) > len(manifest.get("setting_changes", [])):
+                start += f" with other settings: {describe_changes(changes[-1])}"
             if shape.mem_len and not checkpoint.has_memory(manifest):
                 start += (
                     f", which has no recurrent memory (train.save_memory): to fill it, the last {counted(self._n_rewarmed, 'window')} "

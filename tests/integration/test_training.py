@@ -150,6 +150,22 @@ def test_a_finished_run_is_reported_with_changed_settings(plain_run):
     )
 
 
+def test_settings_that_change_when_a_run_resumes_are_recorded(plain_run, tmp_path):
+    plain, args = plain_run
+    folder = tmp_path / "changed"
+    shutil.copytree(plain, folder)
+    args = [*args, f"run_dir={folder}"]
+    for steps, lr in ((22, 0.25), (22, 0.25), (24, 0.5)):
+        resumed = run(SCRIPT, *args, f"train.steps={steps}", f"optim.lr={lr}", "eval.every=99")
+        assert resumed.returncode == 0, resumed.stderr
+    assert "at step 22 with other settings: optim.lr=0.5 (before: 0.25), train.steps=24 (before: 22)" in resumed.stdout
+    changes = checkpoint.read_newest_manifest(folder / "checkpoints")[1]["setting_changes"]
+    assert [(x["step"], x["settings"]["train.steps"]) for x in changes] == [(20, [20, 22]), (22, [22, 24])]
+    call("pretrain/export.py", folder, tmp_path / "exported")
+    card = (tmp_path / "exported" / "README.md").read_text()
+    assert re.search(r"From step 20.*optim.lr=0.25.*\n.*From step 22.*optim.lr=0.5 ", card), card
+
+
 def test_a_finished_run_with_a_damaged_checkpoint_resumes_from_an_older_one(plain_run, tmp_path):
     plain, args = plain_run
     shutil.copytree(plain, tmp_path / "damaged")
