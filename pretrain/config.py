@@ -184,7 +184,7 @@ def changed_settings(config: PretrainConfig) -> dict[str, tuple[Any, Any]]:
 
 
 def trained_settings(config: PretrainConfig) -> dict[str, Any]:
-    """Return the settings that determine how a run goes on from a checkpoint, by key, as they are in its manifest."""
+    """Return the settings that determine the rest of a run after a checkpoint, by key, as they are in its manifest."""
     length = {"train.steps": config.train.steps, "train.hours": config.train.hours}
     settings: dict[str, Any] = json.loads(
         json.dumps({**_result_settings(config), **length, "deepspeed": config.deepspeed})
