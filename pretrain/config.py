@@ -28,7 +28,7 @@ IGNORED_SETTINGS = {
     "data": {"store_dir", "num_threads"},
     "model": {"vocab_size", "attention_backend"},
     "train": {"steps", "hours", "save_memory", *OPERATIONAL_SETTINGS},
-    "eval": {"every", "sentences", "order_consistency", "minimal_pairs"},
+    "eval": {"every", "sentences", "order_consistency", "minimal_pairs", "minimal_pairs_prefix"},
 }
 
 
@@ -48,6 +48,7 @@ class EvalConfig:
             of a permutation model. Its standard deviation over the orders is `val_order_std` in the metrics, in nats per token. 0: none.
         minimal_pairs: files of minimal pairs, as for `pretrain/score.py --pairs`, which the model judges at each evaluation. The accuracy
             (mean over the paradigms, percent) is `val_minimal_pairs` in the metrics. Every process scores all pairs.
+        minimal_pairs_prefix: text that is read before each sentence of a pair, as for `pretrain/score.py --prefix`.
     """
 
     every: int = 1000
@@ -58,6 +59,7 @@ class EvalConfig:
     sentences: list[str] = field(default_factory=list)
     order_consistency: int = 0
     minimal_pairs: list[str] = field(default_factory=list)
+    minimal_pairs_prefix: str = ""
 
     def __post_init__(self) -> None:
         for name in ("every", "batch_size", "num_windows"):

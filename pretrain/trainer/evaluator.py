@@ -124,7 +124,8 @@ class Evaluator:
         """Return the accuracy on minimal pairs in percent. Every process computes all pairs, because ZeRO-3 needs all of them."""
         if not self._pairs:
             return None
-        scores = score(model, self._tokenizer, self._pair_ids, objective=self._config.objective.name)
+        objective, prefix = self._config.objective.name, self._config.eval.minimal_pairs_prefix
+        scores = score(model, self._tokenizer, self._pair_ids, objective=objective, prefix=prefix)
         return pair_accuracies(self._pairs, scores).overall.percent
 
     def _sum_over_windows(self, model: LanguageModel) -> np.ndarray:

@@ -321,6 +321,8 @@ class _Scorer:
         """Return the losses of each text without its first `n_prefix` tokens, (S, T - n_prefix): one row in causal mode, one per order in
         any-order mode. The first tokens come first in every order.
         """
+        if mode == "causal" and n_prefix and _lengths(texts).max() <= self._window:
+            return self._causal_after_prefix(texts, n_prefix)
         n_orders, row_cost = (1, 1) if mode == "causal" else (n_orders, 2)
         lengths = np.repeat(_lengths(texts), n_orders)  # of the rows: text by text, order by order
         losses = [np.empty((n_orders, len(tokens))) for tokens in texts]
@@ -338,6 +340,27 @@ class _Scorer:
             n_done += len(rows)
             self._report_progress(n_done, len(lengths))
         return [text_losses[:, n_prefix:] for text_losses in losses]
+
+    def _causal_after_prefix(self, texts: list[np.ndarray], n_prefix: int) -> list[np.ndarray]:
+        """Return the (1, T - n_prefix) losses of texts of one window without their first tokens, which are equal and are read once."""
+        prefix, backbone = texts[0][None, :n_prefix], self._model.backbone
+        inputs = np.append(special_tokens.EOD, prefix[0, :-1])[None]
+        batch = _after(_causal_batch(prefix, inputs, np.ones_like(inputs, bool)), 0, n_prefix)
+        memory = backbone.to_kv_cache(self._memory(1, n_prefix))
+        memory = backbone(batch.to(backbone.mask_embedding.device), memory)[1]
+        lengths, losses, n_done = _lengths(texts) - n_prefix, [np.empty((1, 0))] * len(texts), 0
+        for length in np.unique(lengths):  # without padding, which would come between the prefix and the text
+            of_length = np.flatnonzero(lengths == length)
+            for index in self._split_rows(lengths[of_length], 1):
+                rows = of_length[index]
+                tokens = np.stack([texts[row][n_prefix - 1 :] for row in rows])
+                batch = _causal_batch(tokens[:, 1:], tokens[:, :-1], np.ones_like(tokens[:, 1:], bool))
+                of_rows = self._losses(_after(batch, n_prefix, 0), memory.expand(len(rows)))[0]
+                for row, row_losses in zip(rows, of_rows, strict=True):
+                    losses[row] = row_losses[None]
+                n_done += len(rows)
+                self._report_progress(n_done, len(texts))
+        return losses
 
     def pll(self, texts: list[np.ndarray], n_prefix: int) -> list[np.ndarray]:
         """Return the (1, T - n_prefix) losses of each text without its first tokens, where each token is predicted from all others."""
@@ -393,8 +416,7 @@ class _Scorer:
             for index in self._split_rows(np.full(len(scored), len(tokens)), 1):  # in order: the rows are equally long
                 positions, B = scored[index], len(index)
                 batch = self._pll_batch(np.tile(tokens, (B, 1)), np.ones((B, len(tokens)), bool), positions)
-                shared = Memory(memory.hidden.expand(-1, B, -1, -1), memory.valid.expand(B))
-                losses.append(self._losses(_after(batch, start, 0), shared)[0][:, 0])
+                losses.append(self._losses(_after(batch, start, 0), memory.expand(B))[0][:, 0])
             content = _after(unmasked_batch(tokens), start, len(tokens)).to(memory.hidden.device)
             memory = self._model.backbone(content, memory)[1]
         return np.concatenate(losses)

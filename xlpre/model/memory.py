@@ -95,6 +95,10 @@ class BaseMemory(ABC):
         """
 
     @abstractmethod
+    def expand(self, rows: int) -> BaseMemory:
+        """Return this memory, which has one batch row, for `rows` batch rows, without copying."""
+
+    @abstractmethod
     def context_for_layer(self, layer: int, content: Tensor, project: Projection) -> LayerContext:
         """Return the hidden states, or keys and values, that a layer attends to: memory, then the content stream.
 
@@ -163,6 +167,10 @@ class Memory(BaseMemory):
                 f"Start with initial_memory(config, rows={rows}, dtype={like.dtype})."
             )
 
+    def expand(self, rows: int) -> Memory:
+        """Return the memory of one row for several, see BaseMemory."""
+        return Memory(self.hidden.expand(-1, rows, -1, -1), self.valid.expand(rows))
+
     def context_for_layer(self, layer: int, content: Tensor, project: Projection) -> HiddenContext:
         """Return hidden states of memory and content, which the layer projects itself."""
         return HiddenContext(self.hidden[layer], content)
@@ -216,6 +224,11 @@ class KVCache(BaseMemory):
                 f"KVCache with keys of shape {shapes[0]} in {len(shapes)} layers is invalid: this model and batch need {expected} in "
                 f"{config.n_layer} layers. Start with backbone.to_kv_cache(initial_memory(config, rows={rows}))."
             )
+
+    def expand(self, rows: int) -> KVCache:
+        """Return the cache of one row for several, see BaseMemory."""
+        layers = [KeyValue(*(x.expand(rows, -1, -1, -1) for x in (layer.key, layer.value))) for layer in self.layers]
+        return KVCache(layers, self.valid.expand(rows), self.window_terms)
 
     def context_for_layer(self, layer: int, content: Tensor, project: Projection) -> KeyValue:
         """Project the content and append it to the cached keys and values."""

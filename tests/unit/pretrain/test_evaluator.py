@@ -206,8 +206,8 @@ def test_order_consistency_is_measured_on_demand_and_logged(store, tokenizer, mo
     assert text == f"{plain}, {expected.std_per_token:.3f} nats per token between orders"
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_minimal_pairs_are_judged_as_by_the_scoring_command_and_logged(name, store, tokenizer, tmp_path):
+@pytest.mark.parametrize(("name", "prefix"), [*((name, "") for name in OBJECTIVES), ("causal", "Ba di. Ke lo.")])
+def test_minimal_pairs_are_judged_as_by_the_scoring_command_and_logged(name, prefix, store, tokenizer, tmp_path):
     texts = [tokenizer.decode(ids) for ids in evaluation.sample_sentences(store.validation, 24, 12)]
     path = tmp_path / "pairs.jsonl"
     pairs = zip(texts[::2], texts[1::2], strict=True)
@@ -216,11 +216,11 @@ def test_minimal_pairs_are_judged_as_by_the_scoring_command_and_logged(name, sto
     config = PretrainConfig(
         data=DataConfig(store_dir="x", seq_len=32, reuse_len=reuse_len),
         objective=ObjectiveConfig(name=name),
-        eval=EvalConfig(batch_size=2, num_windows=3, minimal_pairs=[str(path)]),
+        eval=EvalConfig(batch_size=2, num_windows=3, minimal_pairs=[str(path)], minimal_pairs_prefix=prefix),
     )
     model = make_model(vocab_size=store.vocab_size, mem_len=16, two_streams=OBJECTIVES[name].two_streams)
     result = evaluator.Evaluator(config, store, tokenizer, Comm()).evaluate(model)
-    scores = score(model, tokenizer, texts, objective=name)
+    scores = score(model, tokenizer, texts, objective=name, prefix=prefix)
     n_correct = sum(
         good.log_likelihood > bad.log_likelihood for good, bad in zip(scores[::2], scores[1::2], strict=True)
     )
