@@ -159,7 +159,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     is_job, selected = world_size() > 1, select_device(args.device)
     if is_job and selected.type != device_type():
         raise ValueError(
-            "--device=cpu is invalid with several processes: each one uses a GPU if there are any. Set CUDA_VISIBLE_DEVICES= to hide them."
+            f"--device={args.device} is invalid with several processes: each one uses a GPU if there are any. Leave it out, or set "
+            "CUDA_VISIBLE_DEVICES= to hide GPUs."
         )
     device = use_device() if is_job else selected
     if args.processes > 1 and (is_job or device.type == "cuda"):
