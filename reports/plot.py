@@ -183,6 +183,24 @@ def draw_pairs_by_objective() -> None:
     save(axes, "minimal_pairs/objectives.png")
 
 
+def draw_contexts() -> None:
+    """Draw the accuracy in two groups of paradigms against the text that is read before each sentence, for each model."""
+    groups = {"agreement": "10 paradigms of agreement", "other": "35 paradigms without negative polarity and islands"}
+    contexts = {"none": "none", ".": "a period", "sentence": "a sentence", "paragraph": "a paragraph"}
+    _, all_axes = plt.subplots(1, 2, figsize=(9.5, 3.6))
+    for axes, (group, title) in zip(all_axes, groups.items(), strict=True):
+        models = defaultdict(dict)
+        for row in read("minimal_pairs/context.csv"):
+            models[row["model"]][row["context"]] = float(row[group])
+        for model, accuracies in models.items():
+            points = [(contexts[name], accuracies[name]) for name in contexts if name in accuracies]
+            axes.plot(*zip(*points, strict=True), "o-", label=model)
+        axes.set(title=title, xlabel="text before the sentence", ylabel="accuracy (%)")
+        axes.grid(axis="y", alpha=0.3)
+    all_axes[0].legend(frameon=False, fontsize=8)
+    save(all_axes[1], "minimal_pairs/context.png")
+
+
 def draw_memory_curves() -> None:
     """Draw how much the loss falls with the length of memory, for each model and text."""
     curves = defaultdict(dict)
@@ -264,6 +282,7 @@ def main() -> None:
     """Draw all figures that are not written by a benchmark."""
     draw_quickstart()
     draw_minimal_pairs()
+    draw_contexts()
     draw_memory_curves()
     draw_enwik8()
     draw_losses("text_amount", ["6.1 M tokens", "11.3 M tokens", "24.0 M tokens"], top=6)

@@ -156,5 +156,5 @@ def test_dropout_is_that_of_the_step_and_the_rank(dump, batch_at, capsys):
 
 
 def test_a_missing_gpu_is_refused(dump):
-    with pytest.raises(ValueError, match="--device cuda is invalid"):
+    with pytest.raises(ValueError, match="--device=cuda is invalid"):
         main([str(dump()), "--device", "cuda"])
