@@ -185,7 +185,7 @@ def draw_pairs_by_objective() -> None:
 
 def draw_contexts() -> None:
     """Draw the accuracy in two groups of paradigms against the text that is read before each sentence, for each model."""
-    groups = {"agreement": "10 paradigms of agreement", "other": "35 paradigms without negative polarity and islands"}
+    groups = {"agreement": "10 paradigms of agreement", "other": "35 paradigms (see the table)"}
     contexts = {"none": "none", ".": "a period", "sentence": "a sentence", "paragraph": "a paragraph"}
     _, all_axes = plt.subplots(1, 2, figsize=(9.5, 3.6))
     for axes, (group, title) in zip(all_axes, groups.items(), strict=True):
@@ -197,7 +197,8 @@ def draw_contexts() -> None:
             axes.plot(*zip(*points, strict=True), "o-", label=model)
         axes.set(title=title, xlabel="text before the sentence", ylabel="accuracy (%)")
         axes.grid(axis="y", alpha=0.3)
-    all_axes[0].legend(frameon=False, fontsize=8)
+    all_axes[0].spines[["top", "right"]].set_visible(False)
+    all_axes[1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     save(all_axes[1], "minimal_pairs/context.png")
 
 
