@@ -32,8 +32,8 @@ class DataConfig:
         pairs: whether a window has two segments, A and B. In half of the windows, B follows A; in the other half, B is from another
             position of the text. false: a window has only segment A.
         bidirectional: whether every second lane (batch row) reads from right to left. Set false for causal models.
-        windows_per_run: number of consecutive windows that a lane (batch row) reads before it moves to another position of the text. Short runs
-            and small batches need a small number, such as 4.
+        windows_per_run: number of consecutive windows that a lane (batch row) reads before it moves to another position of the text. Short
+            runs and small batches need a small number, such as 4.
         num_threads: threads that prepare batches in advance.
     """
 
