@@ -139,6 +139,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(
         f"\n{args.model}, {name}: {accuracies.overall.percent:.2f} % of {accuracies.overall.n_pairs:,} pairs, mean over paradigms"
     )
+    if folder.config.mem_len and not args.prefix:
+        print(
+            'note: models trained with memory judge sentences better after a paragraph of other text: --prefix "TEXT" '
+            "(docs/evaluation.md#minimal-pairs)",
+            file=sys.stderr,
+        )
     if args.out:
         write_text(args.out, json.dumps({"mode": mode, **accuracies.to_json(), **orders, **prefix}, indent=1) + "\n")
     if args.picture:
