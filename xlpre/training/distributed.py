@@ -127,7 +127,7 @@ def local_device() -> torch.device:
 def use_device() -> torch.device:
     """Select and return the device of this process.
 
-    On a CPU, the cores are divided among the processes of this machine (see `Comm.divide_cores`).
+    On a CPU, the cores are divided among the processes of this machine. OMP_NUM_THREADS is the upper limit of threads per process.
 
     Raises:
         OSError: see `local_device`.

@@ -92,7 +92,7 @@ class TrainingContext:
         lock = ExitStack()
 
         def acquire() -> None:
-            lock.push(lock_dir(run_dir, refusal))
+            lock.enter_context(lock_dir(run_dir, refusal))
 
         self.comm.call_on_rank_zero(acquire)
         check_shared_filesystem(run_dir, self.comm)
