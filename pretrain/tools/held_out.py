@@ -33,7 +33,7 @@ from xlpre.inference.evaluation import (
     encode_text,
     stored_text,
 )
-from xlpre.text.corpus import TextConfig, read_documents
+from xlpre.text.corpus import TextConfig, read_documents, source_exists
 from xlpre.text.document import LineType, RowType
 from xlpre.text.hub import is_hf_dataset
 from xlpre.text.tokenizer import Tokenizer
@@ -121,6 +121,11 @@ def read_text(
             f"--line-type=verbatim is invalid: the SentencePiece vocabulary of {origin} does not keep text as it is. "
             "Set --line-type=paragraphs."
         )
+    for source in sources:
+        if not source_exists(source):
+            raise ValueError(
+                f"TEXT={source} is invalid: no file matches it. Give files, a quoted glob, hf:NAME:SPLIT, or the folder of a token store."
+            )
     if not folders:
         configs = [source_config(source, text) for source in sources]
         documents = chain.from_iterable(read_documents(config) for config in configs)

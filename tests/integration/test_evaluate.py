@@ -165,7 +165,7 @@ def test_invalid_input_is_refused(model, causal, text, documents, store, tmp_pat
     refused(refuse(causal, text, "--batch-size", 0), "--batch-size", 0)
     refused(refuse(causal, text, "--clamp-len", 0), "model.clamp_len", 0)
     refused(refuse(causal, text, "--picture", "curve"), "--picture", "curve", r"\.png, \.svg, \.pdf")
-    refused(refuse(causal, tmp_path / "none.txt"), "text.source", tmp_path / "none.txt", "no file")
+    refused(refuse(causal, tmp_path / "none.txt"), "TEXT", tmp_path / "none.txt", "no file")
     refused(refuse(causal, tmp_path), "TEXT", tmp_path, r"it is a folder\. Give")
     refused(refuse(causal, store.path, text), "TEXT", store.path, "must be the only text")
     (tmp_path / "empty.txt").write_text("\n \n")
