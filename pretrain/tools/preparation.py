@@ -9,7 +9,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from pretrain.config import PretrainConfig
-from pretrain.trainer.data_warnings import ignored_vocab_size, warn_of_small_validation_text
+from pretrain.trainer.config_warnings import ignored_vocab_size, warn_of_small_validation_text
 from xlpre.config.cli import NO_EXPLICIT_KEYS, ExplicitKeys
 from xlpre.config.loader import config_from_mapping
 from xlpre.data.store import META, TokenStore, is_nothing, is_store

@@ -6,7 +6,7 @@ import torch
 
 from pretrain.config import PretrainConfig
 from pretrain.planning.flops import batch_shape, count_parameters
-from pretrain.trainer.data_warnings import warn_of_backward_text, warn_of_long_warmup
+from pretrain.trainer.config_warnings import warn_of_backward_text, warn_of_long_warmup
 from pretrain.trainer.evaluator import val_lanes
 from pretrain.trainer.inputs import RunInputs, checkpoints_dir, is_finished
 from pretrain.trainer.samples import Samples

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config import PretrainConfig, changed_settings
-from pretrain.trainer.data_warnings import ignored_vocab_size
+from pretrain.trainer.config_warnings import ignored_vocab_size
 from pretrain.trainer.weight_init import WeightInit
 from xlpre.config.cli import NO_EXPLICIT_KEYS, ExplicitKeys
 from xlpre.conversion.provenance import read_provenance

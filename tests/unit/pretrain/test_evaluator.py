@@ -10,7 +10,7 @@ import torch
 
 from pretrain.config import EvalConfig, PretrainConfig
 from pretrain.trainer import evaluator
-from pretrain.trainer.data_warnings import warn_of_backward_text, warn_of_small_validation_text
+from pretrain.trainer.config_warnings import warn_of_backward_text, warn_of_small_validation_text
 from pretrain.trainer.logger import TrainLogger
 from tests.conftest import refused
 from tests.unit.model.conftest import make_model

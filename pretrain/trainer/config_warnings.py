@@ -1,4 +1,4 @@
-"""Warnings about text and vocabulary. This module imports no torch, so that preparation starts quickly."""
+"""Warnings about text, vocabulary and warm-up. This module imports no torch, so that preparation starts quickly."""
 
 from __future__ import annotations
 
