@@ -18,8 +18,8 @@ from torch import Tensor
 
 from pretrain.config import PretrainConfig, describe_changes, setting_changes, trained_settings
 from pretrain.trainer import nonfinite_dump
-from pretrain.trainer.cuda_graphs import reason_against_cuda_graphs, use_cuda_graphs
 from pretrain.trainer.config_warnings import warn_of_backward_text, warn_of_long_warmup, warn_of_small_validation_text
+from pretrain.trainer.cuda_graphs import reason_against_cuda_graphs, use_cuda_graphs
 from pretrain.trainer.evaluator import (
     EvalResult,
     Evaluator,
