@@ -17,7 +17,7 @@ from xlpre.config.schema_docs import settings_markdown  # noqa: E402
 
 PRETRAINING = """# Settings of pretraining
 
-After reading this page you can set any part of a pretraining from a file or the command line.
+After reading this page you can set any part of a pretraining run from a file or the command line.
 
 Commands that prepare text, train, plan or explain take `--config FILE key=value ...`. A file may start with `extends: other.yaml` and
 overrides the settings of that file. The command line overrides all files. Each run stores its resolved settings in `config.yaml` in its
@@ -35,7 +35,7 @@ A run can resume with another stage. `--dry-run` prints the stage.
 
 FINETUNING = """# Settings of fine-tuning
 
-After reading this page you can set any part of a fine-tuning from a file or the command line.
+After reading this page you can set any part of a fine-tuning run from a file or the command line.
 
 `finetune/run.py` takes `--config FILE key=value ...`. A file may start with `extends: other.yaml` and overrides the settings of that
 file. `task_overrides` of the selected task override the rest of the file. The command line overrides everything. Each run stores its

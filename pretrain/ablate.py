@@ -12,7 +12,7 @@ Examples:
   python pretrain/ablate.py configs/ablations/xlnet_table6.yaml --submit --processes 8 --seeds 5
   python pretrain/ablate.py configs/ablations/objectives.yaml --table
 
-See docs/evaluation.md for the format of the file and the columns of the table, and the comments in configs/ablations for what each file
+See docs/ablations.md for the format of the file and the columns of the table, and the comments in configs/ablations for what each file
 compares.
 """
 

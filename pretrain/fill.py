@@ -16,7 +16,7 @@ Examples:
   python pretrain/fill.py runs/quickstart "Returns the ____ of the list." --options "length,first element,sum"
   python pretrain/fill.py runs/quickstart "The ____{2} of the list." --num-samples 10 --temperature 0.7 --order random
 
-See docs/evaluation.md, and docs/python.md for the same from Python.
+See docs/scoring.md, and docs/python.md for the same from Python.
 """
 
 from __future__ import annotations

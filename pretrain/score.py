@@ -17,7 +17,7 @@ Examples:
   python pretrain/score.py runs/mine sentences.txt --mode any-order --orders 1 --tokens
   python pretrain/score.py runs/mine --pairs blimp --prefix . --out blimp.json --picture blimp.png
 
-See docs/evaluation.md for the modes, and docs/python.md for the same from Python.
+See docs/scoring.md for the modes, and docs/python.md for the same from Python.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if folder.config.mem_len and not args.prefix:
         print(
             'note: models trained with memory judge sentences better after a paragraph of other text: --prefix "TEXT" '
-            "(docs/evaluation.md#minimal-pairs)",
+            "(docs/scoring.md#minimal-pairs)",
             file=sys.stderr,
         )
     if args.out:

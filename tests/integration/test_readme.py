@@ -86,7 +86,7 @@ def test_every_command_of_the_pages_about_own_text_and_evaluation_works(tmp_path
     (tmp_path / "my_texts").mkdir()
     (tmp_path / "my_texts" / "words.txt").write_bytes(text_file.read_bytes())
     (tmp_path / "mine.yaml").write_text(settings_file("docs/getting_started.md"))
-    (tmp_path / "mine_memory.yaml").write_text(settings_file("docs/evaluation.md"))
+    (tmp_path / "mine_memory.yaml").write_text(settings_file("docs/ablations.md"))
     (tmp_path / "held_out").mkdir()
     (tmp_path / "held_out" / "words.txt").write_text("The cats sleep, and the dog sees them.\n\n" * 20)
     (tmp_path / "sentences.txt").write_text("The cats sleep.\nIt is a list.\n")
@@ -94,7 +94,7 @@ def test_every_command_of_the_pages_about_own_text_and_evaluation_works(tmp_path
     (tmp_path / "blimp" / "agreement.jsonl").write_text(
         '{"sentence_good": "The cats sleep.", "sentence_bad": "The cats sleeps."}\n'
     )
-    for page in ("docs/getting_started.md", "docs/evaluation.md"):
+    for page in ("docs/getting_started.md", "docs/evaluation.md", "docs/scoring.md", "docs/ablations.md"):
         for line in commands(page):
             program, *args = shlex.split(line)
             check_command(program, args, tmp_path)

@@ -66,9 +66,22 @@ def group_summaries(schema: type) -> dict[str, str]:
 
 
 def settings_markdown(schema: type) -> str:
-    """Return the settings of `schema` as a Markdown table."""
-    rows = [f"| `{x.key}` | `{x.default}` | {x.description.replace('|', '/')} |" for x in list_settings(schema)]
-    return "\n".join(["| key | default | |", "| --- | --- | --- |", *rows]) + "\n"
+    """Return the settings of `schema` in Markdown: a table of those outside groups, then a section for each group."""
+    groups: dict[str, list[Setting]] = {}
+    for setting in list_settings(schema):
+        groups.setdefault(setting.group, []).append(setting)
+    summaries = group_summaries(schema)
+    lines = []
+    for group, settings in groups.items():
+        if group:
+            lines += [f"## {group}", "", f"{summaries[group]}.", ""]
+        lines += ["| key | type | default | |", "| --- | --- | --- | --- |", *map(_table_row, settings), ""]
+    return "\n".join(lines)
+
+
+def _table_row(setting: Setting) -> str:
+    cells = (f"`{setting.key}`", f"`{setting.type.replace(',', ', ')}`", f"`{setting.default}`", setting.description)
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
 def setting_keys(schema: type, prefix: str = "") -> Iterator[str]:

@@ -1,6 +1,6 @@
 """The file of an ablation, and the stages of its rows.
 
-docs/evaluation.md describes the file.
+docs/ablations.md describes the file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Comparison of the rows of an ablation: tables, JSON lines and pictures. docs/evaluation.md describes them."""
+"""Comparison of the rows of an ablation: tables, JSON lines and pictures. docs/ablations.md describes them."""
 
 from __future__ import annotations
 
