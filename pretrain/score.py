@@ -85,7 +85,10 @@ def check_options(args: argparse.Namespace) -> None:
                 f"--{name}={getattr(args, name)} is invalid without --pairs. Leave it out, or give --pairs FILE."
             )
     if args.file and not args.file.is_file():
-        raise ValueError(f"FILE={args.file} is invalid: there is no such file. Give a text file, or leave it out.")
+        problem = "it is not a regular file" if args.file.exists() else "there is no such file"
+        raise ValueError(
+            f"FILE={args.file} is invalid: {problem}. Give a text file, or leave it out to read standard input."
+        )
     if args.file and not args.file.stat().st_size:
         raise ValueError(f"FILE={args.file} is invalid: it is empty. Write one text per line.")
     check_output_files(args.out, args.picture)

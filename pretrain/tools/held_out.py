@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from pretrain.config import PretrainConfig, load_run_config
+from pretrain.tools.run_record import find_pretraining_run
 from xlpre.common.job_pool import stop_with_parent
 from xlpre.common.plots import new_axes, save_figure
 from xlpre.common.plural import counted
-from xlpre.conversion.model_card import find_run
 from xlpre.conversion.model_folder import ModelFolder, load_folder
 from xlpre.data.store import TokenStore, is_store
 from xlpre.inference.evaluation import (
@@ -37,7 +37,6 @@ from xlpre.text.corpus import TextConfig, read_documents, source_exists
 from xlpre.text.document import LineType, RowType
 from xlpre.text.hub import is_hf_dataset
 from xlpre.text.tokenizer import Tokenizer
-from xlpre.training.checkpoint import CHECKPOINTS_DIR
 from xlpre.training.distributed import Comm, rank, world_size
 
 Unit = tuple[int, int]  # index of the evaluation, unit of the evaluation
@@ -65,8 +64,16 @@ class Job:
     def evaluators(self) -> list[Evaluator]:
         """Load the model and return the evaluator of each evaluation."""
         folder = open_model(self.model, self.overrides)
-        model, tokenizer = folder.model().to(self.device), folder.require_tokenizer(self.model)
-        return [build_evaluator(model, tokenizer, self.text, settings, folder.objective) for settings in self.settings]
+        tokenizer, models = folder.require_tokenizer(self.model), {}
+        evaluators = []
+        for settings in self.settings:
+            # a limited span ends `model.mem_len` tokens back, as in the original, which sets it for each evaluation
+            mem_len = folder.config.mem_len if folder.config.attention_span == "all" else settings.mem_len
+            if mem_len not in models:
+                config = dataclasses.replace(folder.config, mem_len=mem_len)
+                models[mem_len] = dataclasses.replace(folder, config=config).model().to(self.device)
+            evaluators.append(build_evaluator(models[mem_len], tokenizer, self.text, settings, folder.objective))
+        return evaluators
 
 
 def open_model(path: str, overrides: dict[str, Any]) -> ModelFolder:
@@ -81,10 +88,8 @@ def open_model(path: str, overrides: dict[str, Any]) -> ModelFolder:
 
 def read_run_config(path: str) -> PretrainConfig:
     """Return the settings of the run that the model folder `path` belongs to. Default settings if it belongs to none."""
-    run_dir = find_run(Path(path))
-    if run_dir is None or not (run_dir / CHECKPOINTS_DIR).is_dir():  # a fine-tuning run has checkpoints by seed
-        return PretrainConfig()
-    return load_run_config(run_dir)
+    run_dir = find_pretraining_run(Path(path))
+    return PretrainConfig() if run_dir is None else load_run_config(run_dir)
 
 
 def text_config(

@@ -12,10 +12,10 @@ import torch
 
 from pretrain.config import PretrainConfig
 from pretrain.tools.explanation import GREY, INK, MIN_FONT_SIZE, TARGET_COLOR, Explanation, Predictions, TargetPair
+from pretrain.tools.run_record import find_pretraining_run
 from xlpre.batch import FIELD_SPECS, HIDDEN_RANK, Batch
 from xlpre.common.plots import new_figure, save_figure
 from xlpre.config.loader import load_config
-from xlpre.conversion.model_card import find_run
 from xlpre.conversion.model_folder import load_folder
 from xlpre.data_loader import batch_from_inputs
 from xlpre.inference.attention_maps import attention_maps
@@ -44,7 +44,7 @@ def load_model(
     """
     folder = load_folder(path)
     tokenizer = folder.require_tokenizer(path)
-    run_dir = find_run(path)
+    run_dir = find_pretraining_run(path)
     file = config_file or (run_dir and run_dir / "config.yaml")
 
     def fit_defaults(config: PretrainConfig) -> list[str]:

@@ -18,7 +18,8 @@ from xlpre.conversion.model_card import (
     hub_model,
     show_source,
 )
-from xlpre.conversion.model_folder import ModelFolder
+from xlpre.conversion.model_folder import ModelFolder, resolve_model_dir
+from xlpre.conversion.provenance import read_provenance
 from xlpre.data.store import META
 from xlpre.model.config import ModelConfig
 from xlpre.objectives.registry import OBJECTIVES
@@ -30,6 +31,12 @@ EVALUATION_NOTE = (
     "The loss is comparable between runs with the same vocabulary, validation text and targets; bits per byte are also "
     "comparable between vocabularies. The unigram baseline predicts every token by its frequency in the training text."
 )
+
+
+def find_pretraining_run(source: Path) -> Path | None:
+    """Return the folder of the pretraining run that a model folder belongs to, or None. `source` may also be the folder of the run."""
+    provenance = read_provenance(resolve_model_dir(source)) or {}
+    return find_run(source) if "data_fingerprint" in provenance else None  # that of a fine-tuned model has none
 
 
 def read_record(source: Path, folder: ModelFolder) -> TrainingRecord:

@@ -86,7 +86,7 @@ def compare_sliding(
     Raises:
         ValueError: the model is not causal, or encodes absolute positions; a length is below 2; or the text is too short.
     """
-    if folder.objective != "causal" or folder.config.positions in ("sinusoidal", "learned"):
+    if folder.objective != "causal" or folder.config.has_absolute_positions:
         raise ValueError(
             f"--compare=sliding is invalid for a {folder.objective} model with model.positions={folder.config.positions}: it compares "
             "causal models that encode relative positions. Leave it out."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
 import warnings
@@ -20,16 +21,23 @@ def check_output_files(out: Path | None, picture: Path | None) -> None:
     """Check the arguments of --out and --picture before the work whose result they receive.
 
     Raises:
-        ValueError: the folder of a file does not exist, or the suffix of the picture is not in `PICTURE_SUFFIXES`.
+        ValueError: a file cannot be written, or the suffix of the picture is not in `PICTURE_SUFFIXES`.
     """
     if picture is not None and picture.suffix not in PICTURE_SUFFIXES:
         formats = ", ".join(PICTURE_SUFFIXES)
         raise ValueError(f"--picture={picture} is invalid: the name must end with one of {formats}. Rename it.")
     for option, path in (("out", out), ("picture", picture)):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ValueError(
-                f"--{option}={path} is invalid: the folder {path.parent} does not exist. Create it, or name another."
-            )
+        if path is None:
+            continue
+        if not path.absolute().parent.is_dir():
+            problem = f"the folder {path.parent} does not exist. Create it, or name another"
+        elif path.is_dir():
+            problem = "it is a folder. Name a file"
+        elif not os.access(path.absolute().parent, os.W_OK):
+            problem = f"the folder {path.parent} cannot be written. Name another"
+        else:
+            continue
+        raise ValueError(f"--{option}={path} is invalid: {problem}.")
 
 
 def new_figure(width: float, height: float, layout: Any = "constrained") -> Any:

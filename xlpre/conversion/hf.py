@@ -173,7 +173,10 @@ def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[ModelConfig, di
             "Correct n_layer in config.json, or save the model again with transformers."
         )
     weights = {name: weight.float() for name, weight in to_native(table, arrays).items()}
-    return config, weights, OBJECTIVE_BY_ATTN_TYPE[settings.get("attn_type", "bi")]
+    objective = OBJECTIVE_BY_ATTN_TYPE[settings.get("attn_type", "bi")]
+    if objective == "permutation" and settings.get("pretraining_objective") == "denoising":
+        objective = "denoising"  # written by save_huggingface
+    return config, weights, objective
 
 
 def _config_from(path: Path, content: Mapping[str, Any]) -> ModelConfig:

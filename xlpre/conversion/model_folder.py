@@ -125,9 +125,14 @@ class ModelFolder:
     def require_tokenizer(self, origin: object) -> Tokenizer:
         """Return the vocabulary. Raise a ValueError that names the folder `origin` if the model has no vocabulary."""
         if self.tokenizer is None:
+            if self.kind == "tensorflow":
+                raise ValueError(
+                    f"{origin} is invalid: it has no spiece.model, which text needs. Put the vocabulary of the model into the folder, or "
+                    "into a copy of it."
+                )
             raise ValueError(
-                f"{origin} is invalid: it has no spiece.model, which text needs. Put the vocabulary of the model into the folder, or "
-                "into a copy of it."
+                f"{origin} is invalid: it was saved without a vocabulary, which text needs. From Python, "
+                "xlpre.inference.scoring.score takes token ids instead of texts."
             )
         return self.tokenizer
 

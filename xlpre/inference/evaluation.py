@@ -194,7 +194,8 @@ class Evaluation:
             names.append("bits_per_target_byte")
         return {
             **record,
-            **{name: value for name in names if (value := getattr(self, name)) is not None},
+            # JSON has no infinity
+            **{name: value for name in names if (value := getattr(self, name)) is not None and math.isfinite(value)},
             "n_targets": self.n_targets,
             "n_tokens": len(text.data),
             "n_bytes": text.n_bytes,
@@ -501,7 +502,7 @@ def stored_text(store: TokenStore, tokenizer: Tokenizer, max_tokens: int | None 
         data = SplitData(data.tokens[:end], data.sentence_ends[:n_sentences], data.document_ends[:n_documents])
     tokens = np.asarray(data.tokens)
     ends = np.flatnonzero((tokens == tokenizer.line_end) | (tokens == special_tokens.EOD)) + 1
-    lines = [tokenizer.decode(ids) for ids in np.split(tokens, ends)]
+    lines = [tokenizer.decode_bytes(ids).decode(errors="surrogateescape") for ids in np.split(tokens, ends)]
     is_verbatim = store.meta["source"].get("line_type") == "verbatim"
     if not is_verbatim:
         lines = [line for text in lines if (line := text.removesuffix("\n"))]

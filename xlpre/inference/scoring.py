@@ -321,7 +321,10 @@ class _Scorer:
         """Return the losses of each text without its first `n_prefix` tokens, (S, T - n_prefix): one row in causal mode, one per order in
         any-order mode. The first tokens come first in every order.
         """
-        if mode == "causal" and n_prefix and _lengths(texts).max() <= self._window:
+        config = self._model.config
+        # memory would widen the attention span, or have other positions
+        is_cacheable = config.attention_span == "all" and not config.has_absolute_positions
+        if mode == "causal" and n_prefix and is_cacheable and all(len(text) <= self._window for text in texts):
             return self._causal_after_prefix(texts, n_prefix)
         n_orders, row_cost = (1, 1) if mode == "causal" else (n_orders, 2)
         lengths = np.repeat(_lengths(texts), n_orders)  # of the rows: text by text, order by order

@@ -183,6 +183,11 @@ class ModelConfig:
             )
 
     @property
+    def has_absolute_positions(self) -> bool:
+        """True if the embeddings hold positions in the window, so that states of earlier windows have other positions."""
+        return self.positions in ("sinusoidal", "learned")
+
+    @property
     def embedding_width(self) -> int:
         """Width of the embedding of the first cluster."""
         return self.d_embed or self.d_model

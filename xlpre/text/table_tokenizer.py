@@ -101,10 +101,14 @@ class ByteTokenizer(TableTokenizer):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of token ids; see `Tokenizer`."""
+        return self.decode_bytes(ids).decode(errors="replace")
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """Return the bytes of token ids; see `Tokenizer`."""
         text = bytearray()
         for i in self._check_ids(ids):
             text += UNKNOWN.encode() if i == UNK else bytes([i - N_SPECIAL] if i != EOP else [])
-        return text.decode(errors="replace")
+        return bytes(text)
 
     def unknown_fraction(self, texts: Sequence[str]) -> float:
         """Return the fraction of the characters of `texts` that become <unk>."""

@@ -135,6 +135,10 @@ class Tokenizer(ABC):
             ValueError: an id is not in the vocabulary.
         """
 
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """Return the UTF-8 text of token ids, see `decode`. Tokens of a byte vocabulary give their bytes, also those that are not UTF-8."""
+        return self.decode(ids).encode()
+
     @abstractmethod
     def encode_with_offsets(self, text: str) -> TokenOffsets:
         """Return the token ids that `encode` returns, with the characters of the text that each token covers."""
