@@ -85,6 +85,7 @@ def make_store(config: PretrainConfig, explicit_keys: ExplicitKeys = NO_EXPLICIT
         _check_source(store, config.text)
         print(f"{path}: exists already, {_token_counts(store)}")
         _print_note(store.upgrade_note)
+        _print_note(_newer_text_note(store, config.text))
         return store
     _warn_of_unknown_characters(config, tokenizer)
     print(f"{path}: tokenizing {' '.join(config.text.sources)} ...", flush=True)
@@ -135,6 +136,17 @@ def _check_source(store: TokenStore, text: TextConfig) -> None:
             f"data.store_dir={store.path} is invalid: {changed[0][0]} was added, removed or changed after the store was built. "
             f"{remedy.capitalize()}."
         )
+
+
+def _newer_text_note(store: TokenStore, text: TextConfig) -> str:
+    """Return a note if a file of the text, of unchanged size, was modified after `store` was built; else an empty string."""
+    built = (store.path / META).stat().st_mtime
+    newer = next((name for name in source_files(text) if Path(name).stat().st_mtime > built), None)
+    return (
+        f"{newer} was modified after {store.path} was built. If its text has changed, delete the folder."
+        if newer
+        else ""
+    )
 
 
 class _ProgressBar:

@@ -82,7 +82,7 @@ def append(folder: Path, docs: EncodedDocs) -> None:
     """Append documents to the files in `folder`."""
     for name in DTYPES:
         with open(folder / f"{name}.bin", "ab") as file:
-            getattr(docs, name).tofile(file)
+            file.write(np.ascontiguousarray(getattr(docs, name)).data)  # unlike tofile, it says when the disk is full
 
 
 def read(folder: Path, dtype: np.dtype) -> EncodedDocs:

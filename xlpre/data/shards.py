@@ -28,7 +28,7 @@ from xlpre.common.cli_main import is_raised_by_project
 from xlpre.common.files import atomic_dir, write_text
 from xlpre.data import encoded_documents
 from xlpre.data.store import FORMAT, SPLITS
-from xlpre.text.corpus import ReadUnit, TextConfig, list_units, list_val_units, read_units
+from xlpre.text.corpus import ReadUnit, TextConfig, check_disjoint, list_units, list_val_units, read_units
 from xlpre.text.document import Document
 from xlpre.text.readers import ByteCounter
 from xlpre.text.tokenizer import Tokenizer
@@ -160,7 +160,9 @@ def list_tasks(work: Path, config: TextConfig, tokenizer: Tokenizer) -> list[Sha
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
     groups = [("train" if config.val_source is not None else None, units) for units in list_units(config)]
-    groups += [("val", units) for units in list_val_units(config)]
+    val_groups = list_val_units(config)
+    check_disjoint([unit for _, units in groups for unit in units], [unit for units in val_groups for unit in units])
+    groups += [("val", units) for units in val_groups]
     return [ShardTask(work / folder_name(units, split), units, split) for split, units in groups]
 
 
@@ -208,6 +210,7 @@ def _encode_in_parallel(job: EncodeJob, tasks: list[ShardTask], n_workers: int, 
             else:
                 on_progress(*content)
     finally:
+        task_queue.cancel_join_thread()  # it would wait for a worker to read the remaining tasks
         for process in processes:
             process.terminate()
             process.join()

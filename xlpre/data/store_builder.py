@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -54,16 +55,22 @@ def build_store(
         ValueError: the text cannot be read, a split is empty, another process builds the same store, or another version of
             SentencePiece wrote shards of it.
     """
-    path = Path(path)
+    path = Path(os.path.realpath(path)) if Path(path).is_symlink() else Path(path)  # written where the link leads
     work = path.with_name(f".{path.name}.unfinished")
     lock = lock_dir(work, "another command is preparing this store. Wait for it, or stop it.")
     try:
         check_encoder(work, path, tokenizer)
+        files = source_files(config)
         tasks = list_tasks(work, config, tokenizer)
         with _mention_finished_shards(work):
             encode_all(tasks, config, tokenizer, on_progress)
         source = {key: value for key, value in dataclasses.asdict(config).items() if key != "num_processes"}
-        origin = {"source": source, "files": source_files(config)}
+        if changed := sorted(set(files.items()) ^ set(source_files(config).items())):
+            raise ValueError(
+                f"text.source is invalid: {changed[0][0]} was added, removed or changed while the text was read. Run the same command "
+                "again: finished shards of unchanged files are kept."
+            )
+        origin = {"source": source, "files": files}
         try:
             _assemble(path, tasks, tokenizer, config, origin)
         except EmptySplitError:  # with another text.val_fraction, the shards are of no use
@@ -163,7 +170,7 @@ def _assemble(
                     f"text.val_fraction={config.val_fraction} is invalid: it leaves no document of {n_documents:,} for the {split} split. "
                     f"{_empty_split_remedy(tasks, dtype)}"
                 )
-        unigram.tofile(partial / "unigram.bin")
+        (partial / "unigram.bin").write_bytes(unigram.data)
         tokenizer.save(partial / "vocabulary.model")
         checksums = {
             f"{split}/{name}.bin": digest for split in SPLITS for name, digest in writers[split].checksums.items()
@@ -265,8 +272,9 @@ class _SplitWriter:
         samples = (sample_pages(sentence_ends, self._n_sentences), sample_pages(document_ends, self.n_documents))
         arrays = (docs.tokens, sentence_ends, document_ends, *samples)
         for name, array in zip(self.NAMES, arrays, strict=True):
-            array.tofile(self._files[name])
-            self._digests[name].update(np.ascontiguousarray(array).data)
+            content = np.ascontiguousarray(array).data
+            self._files[name].write(content)  # unlike array.tofile, it says when the disk is full
+            self._digests[name].update(content)
         self.n_documents += len(docs.documents)
         self._n_sentences += len(docs.sentences)
         self._n_tokens += len(docs.tokens)

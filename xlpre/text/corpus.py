@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import glob
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -60,7 +61,7 @@ class TextConfig:
             language-modelling benchmarks. `FILE[BEGIN:END]` is a range of its bytes, as in `enwik8.gz[0:90000000]`. It needs a
             vocabulary of bytes, characters or words, and `val_source`.
         split: split of a hub dataset.
-        max_chars: maximum number of characters to read from each source. null: no limit.
+        max_chars: number of characters after which reading a source stops, at the end of a document. null: no limit.
         deduplicate: drop documents whose text is identical to that of an earlier document.
         val_fraction: fraction of the documents for validation. They are selected by a hash of their text.
         val_source: source of the validation text, used instead of `val_fraction`. It must not overlap `source`. null: none.
@@ -148,6 +149,21 @@ def list_units(config: TextConfig) -> list[list[ReadUnit]]:
 def list_val_units(config: TextConfig) -> list[list[ReadUnit]]:
     """Return groups of units of the validation text, as `list_units` does; none if it is a fraction of the documents."""
     return list_units(validation_text(config)) if config.val_source is not None else []
+
+
+def check_disjoint(units: Sequence[ReadUnit], val_units: Sequence[ReadUnit]) -> None:
+    """Raise ValueError if training text and validation text (`val_source`) have a part of a file or dataset in common."""
+    by_source: dict[str, list[ReadUnit]] = {}
+    for unit in val_units:
+        by_source.setdefault(os.path.realpath(unit.source), []).append(unit)
+    for unit in units if by_source else []:
+        for other in by_source.get(os.path.realpath(unit.source), []):
+            ends = [float("inf") if end is None else end for end in (unit.end, other.end)]
+            if unit.begin < ends[1] and other.begin < ends[0]:
+                raise ValueError(
+                    f"text.val_source is invalid: {other.source} is part of text.source too, so training would read validation text. "
+                    "Name text for validation that text.source does not match."
+                )
 
 
 def validation_text(config: TextConfig) -> TextConfig:
@@ -308,6 +324,8 @@ def _matching_files(pattern: str, config: TextConfig) -> list[Path]:
         raise ValueError(
             f"text.source={pattern} is invalid: no file matches it. Set a glob such as 'wiki/*.txt.gz', docstrings, or hf:OWNER/NAME."
         )
+    unique = {os.path.realpath(path): path for path in reversed(paths)}  # `**` also follows links to folders
+    paths = [path for path in paths if unique[os.path.realpath(path)] == path]
     for path in paths:
         file_kind(path, any_name=is_verbatim)
     return paths

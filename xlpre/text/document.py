@@ -85,7 +85,8 @@ def _column(rows: Iterable[tuple[str, dict[str, Any]]], column: str) -> Iterator
     for location, row in rows:
         if column not in row:
             raise ValueError(
-                f"text.column={column} is invalid: {location} has no such field. Set text.column (evaluate.py: --column) to one of {', '.join(row)}."
+                f"text.column={column} is invalid: {location} has no such field. Set text.column (evaluate.py: --column) to one of "
+                f"{', '.join(row)}."
             )
         if not isinstance(row[column], str):
             others = ", ".join(key for key in row if key != column)

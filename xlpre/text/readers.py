@@ -91,8 +91,16 @@ def read_lines(path: Path, counter: ByteCounter, begin: int = 0) -> Iterator[tup
         raise ValueError(f"{_location(path, number, offset, begin)}: {error}") from None
     except READ_ERRORS as error:
         location = f"after line {number}" if not begin else f"after byte {offset}"
-        remedy = "" if getattr(error, "errno", None) else ". The file is damaged; download it again."
+        remedy = _remedy(error)
         raise ValueError(f"{path}, {location}: cannot be read: {error or type(error).__name__}{remedy}") from None
+
+
+def _remedy(error: Exception) -> str:
+    if getattr(error, "errno", None):
+        return ""
+    if "too much memory" in str(error):
+        return ". It was compressed with a long window: zstd -dc --long=31 FILE | zstd -o NEW_FILE"
+    return ". The file is damaged; download it again."
 
 
 def read_parts(path: Path, counter: ByteCounter, begin: int = 0, end: int | None = None) -> Iterator[str]:
@@ -131,7 +139,7 @@ def read_parts(path: Path, counter: ByteCounter, begin: int = 0, end: int | None
             if part := decoder.decode(rest, final=True):
                 yield part
     except READ_ERRORS as error:
-        remedy = "" if getattr(error, "errno", None) else ". The file is damaged; download it again."
+        remedy = _remedy(error)
         raise ValueError(
             f"{path}, after byte {position}: cannot be read: {error or type(error).__name__}{remedy}"
         ) from None

@@ -47,7 +47,8 @@ class TokenizerConfig:
         train_chars: approximate number of characters to train on, sampled evenly from the text, for `sentencepiece`. `characters` and
             `words` are counted in the whole text.
         preprocess: cleaning of text in addition to SentencePiece's NFKC. `none`: no cleaning. `cased`: as for the released XLNet (single
-            spaces, plain quotation marks, no accents, a comma after a digit is a piece of its own). `uncased`: the same in lower case.
+            spaces, ``"`` for the quotation marks of LaTeX, no accents, a comma after a digit is a piece of its own). `uncased`: the
+            same in lower case.
     """
 
     kind: TokenizerKind = "sentencepiece"

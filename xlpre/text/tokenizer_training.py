@@ -129,10 +129,13 @@ def upgrade_note(path: Path, tokenizer: Tokenizer) -> str:
 
 
 def _sample_evenly(documents: Iterable[Document], n_chars: int) -> list[str]:
-    """Return the lines of every n-th document, where n is the smallest power of two that gives at most `n_chars` characters."""
+    """Return the lines of every n-th document, where n is the smallest power of two that gives at most `n_chars` characters.
+
+    A document with more than 1/64 of `n_chars` characters counts as several, so that it does not make up the whole sample.
+    """
     sampled: list[tuple[int, Document]] = []
     size, stride = 0, 1
-    for number, document in enumerate(documents):
+    for number, document in enumerate(_split_long_documents(documents, max(n_chars // 64, 1))):
         if number % stride:
             continue
         sampled.append((number, document))
@@ -142,6 +145,22 @@ def _sample_evenly(documents: Iterable[Document], n_chars: int) -> list[str]:
             sampled = [(n, d) for n, d in sampled if n % stride == 0]
             size = sum(len(line) for _, d in sampled for line in d)
     return [line for _, document in sampled for line in document]
+
+
+def _split_long_documents(documents: Iterable[Document], max_chars: int) -> Iterator[Document]:
+    for document in documents:
+        if sum(map(len, document)) <= max_chars:
+            yield document
+            continue
+        part: list[str] = []
+        for line in document:
+            for start in range(0, len(line), max_chars):
+                piece = line[start : start + max_chars]
+                if part and sum(map(len, part)) + len(piece) > max_chars:
+                    yield part
+                    part = []
+                part.append(piece)
+        yield part
 
 
 def _is_visible(character: str) -> bool:

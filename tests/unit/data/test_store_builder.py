@@ -1,5 +1,7 @@
 """Assembly of a store: no document is in both splits, and each document occurs as often as its weight says."""
 
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -7,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import examples, make_documents
+from tests.conftest import REPOSITORY, examples, make_documents
 from xlpre.data import store_builder
 from xlpre.data.shards import has_shards
 from xlpre.data.store_builder import build_store, write_store
 from xlpre.text.corpus import TextConfig
 from xlpre.text.sentencepiece_tokenizer import SentencePieceTokenizer
+from xlpre.text.table_tokenizer import ByteTokenizer
 from xlpre.text.tokenizer import TokenizerConfig
 from xlpre.text.tokenizer_training import train_tokenizer
 
@@ -49,6 +52,53 @@ def test_encoded_text_survives_if_the_files_disappear_before_the_store_is_comple
     with pytest.raises(ValueError, match="no file"):
         build_store(tmp_path / "store", config, tokenizer)
     assert has_shards(tmp_path / ".store.unfinished")
+
+
+def test_text_that_changes_while_it_is_read_is_refused(tmp_path, tokenizer, monkeypatch):
+    text = tmp_path / "a.txt"
+    text.write_text("\n\n".join("\n".join(document) for document in make_documents(40)))
+    config = TextConfig(source=f"{tmp_path}/*.txt", val_fraction=0.3, num_processes=1)
+    encode_all = store_builder.encode_all
+
+    def encode_and_add(*args):
+        encode_all(*args)
+        (tmp_path / "b.txt").write_text("Ba di.")
+
+    monkeypatch.setattr(store_builder, "encode_all", encode_and_add)
+    with pytest.raises(ValueError, match=r"b\.txt was added, removed or changed while"):
+        build_store(tmp_path / "store", config, tokenizer)
+    monkeypatch.setattr(store_builder, "encode_all", encode_all)
+    assert build_store(tmp_path / "store", config, tokenizer).meta["files"].keys() == {
+        f"{tmp_path}/{name}" for name in ("a.txt", "b.txt")
+    }
+
+
+def test_a_store_is_written_where_a_link_leads(tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_text("\n\n".join("\n".join(document) for document in make_documents(40)))
+    (tmp_path / "large_disk").mkdir()
+    (tmp_path / "store").symlink_to(tmp_path / "large_disk" / "store")
+    build_store(
+        tmp_path / "store", TextConfig(source=f"{tmp_path}/a.txt", val_fraction=0.3, num_processes=1), tokenizer
+    )
+    assert (tmp_path / "store").is_symlink() and (tmp_path / "large_disk" / "store" / "meta.json").exists()
+
+
+def test_an_error_ends_the_preparation_of_many_files(tmp_path):
+    """Their tasks exceed the buffer of a pipe, which nobody reads after the error."""
+    (tmp_path / "a").mkdir()
+    for i in range(1200):
+        (tmp_path / "a" / f"{i:04}.txt").write_bytes(b"\xff\n" if i == 0 else b"Ba di.\n")
+    ByteTokenizer().save(tmp_path / "tokenizers" / "many.model")
+    args = ("name=many", "tokenizer.kind=bytes", "text.source=a/*.txt", "text.num_processes=2")
+    result = subprocess.run(
+        [sys.executable, str(REPOSITORY / "pretrain/prepare.py"), *args],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 2 and "0000.txt, line 1: not UTF-8" in result.stderr
 
 
 def test_a_mixture_repeats_each_source_as_often_as_its_weight(tmp_path, tokenizer):

@@ -77,15 +77,21 @@ def test_a_validation_source_of_documents_is_stored_as_validation_text(tmp_path,
     assert {*store.meta["files"]} == {str(tmp_path / "a.txt"), str(tmp_path / "b.txt")}
 
 
-def test_shards_of_one_file_are_not_shared_between_splits(tmp_path):
+def test_validation_text_that_is_part_of_the_training_text_is_refused(tmp_path):
     (tmp_path / "a").write_bytes(TEXT)
-    store = build_store(tmp_path / "store", verbatim(tmp_path / "a", tmp_path / "a"), ByteTokenizer())
-    assert stored_bytes(store.train) == stored_bytes(store.validation) == TEXT
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    a, link, middle = tmp_path / "a", tmp_path / "link", len(TEXT) // 2
+    store = build_store(tmp_path / "store", verbatim(f"{a}[:{middle}]", f"{link}[{middle}:]"), ByteTokenizer())
+    assert stored_bytes(store.train) + stored_bytes(store.validation) == TEXT
+    for source, val_source in ((a, link), (f"{a}[:{middle}]", f"{link}[{middle - 1}:]")):
+        with pytest.raises(ValueError, match=r"text\.val_source is invalid: .* is part of text\.source too"):
+            build_store(tmp_path / "other", verbatim(source, val_source), ByteTokenizer())
 
 
 def test_a_vocabulary_of_more_than_65536_words_has_32_bit_ids(tmp_path):
     (tmp_path / "a").write_text("\n".join(f"w{i}" for i in range(70_000)))
-    text = verbatim(tmp_path / "a", f"{tmp_path / 'a'}[:1000]")
+    (tmp_path / "b").write_text("w1 w2")
+    text = verbatim(tmp_path / "a", tmp_path / "b")
     with open(tmp_path / "a") as lines:
         tokenizer = train_tokenizer([list(lines)], TokenizerConfig(kind="words", vocab_size=100_000))
     store = build_store(tmp_path / "store", text, tokenizer)
@@ -106,9 +112,10 @@ def test_a_vocabulary_of_more_than_65536_words_has_32_bit_ids(tmp_path):
 )
 def test_an_invalid_source_of_verbatim_text_is_refused(tmp_path, monkeypatch, source, message):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "a").write_bytes(TEXT)
+    for name in ("a", "v"):
+        (tmp_path / name).write_bytes(TEXT)
     with pytest.raises(ValueError, match=message):
-        build_store(tmp_path / "store", verbatim(source, "a"), ByteTokenizer())
+        build_store(tmp_path / "store", verbatim(source, "v"), ByteTokenizer())
 
 
 def test_an_empty_validation_text_is_refused(tmp_path):

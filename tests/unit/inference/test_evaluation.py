@@ -177,7 +177,8 @@ def test_bits_per_byte_of_bytes_are_bits_per_token(tmp_path):
     content = "Ba  di \N{SNOWMAN}\n\n ke\nlo."
     (tmp_path / "text").write_text(content, "utf-8")
     tokenizer = ByteTokenizer()
-    config = TextConfig(source=str(tmp_path / "text"), line_type="verbatim", val_source=str(tmp_path / "text"))
+    (tmp_path / "copy").write_text(content, "utf-8")
+    config = TextConfig(source=str(tmp_path / "text"), line_type="verbatim", val_source=str(tmp_path / "copy"))
     text = encode_text(tokenizer, read_documents(config), line_type="verbatim")
     stored = stored_text(build_store(tmp_path / "store", config, tokenizer), tokenizer)
     model = make_model(two_streams=False, vocab_size=len(tokenizer), mem_len=8)
@@ -185,6 +186,14 @@ def test_bits_per_byte_of_bytes_are_bits_per_token(tmp_path):
         result = evaluate(model, tokenizer, source, objective="causal", seq_len=8)
         assert result.n_targets == source.n_bytes == len(content.encode()) and source.n_characters == len(content)
         assert result.bits_per_byte == pytest.approx(result.loss / math.log(2)) and source.n_words == 5
+
+
+def test_bytes_that_are_not_utf8_count_once(tmp_path):
+    for name in ("text", "copy"):
+        (tmp_path / name).write_bytes("größe für alle".encode("latin-1"))
+    config = TextConfig(source=str(tmp_path / "text"), line_type="verbatim", val_source=str(tmp_path / "copy"))
+    stored = stored_text(build_store(tmp_path / "store", config, ByteTokenizer()), ByteTokenizer())
+    assert (stored.n_bytes, stored.n_characters, stored.n_words) == (14, 14, 3)
 
 
 def test_a_limit_keeps_whole_documents(store, tokenizer, documents):

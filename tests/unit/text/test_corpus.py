@@ -90,7 +90,7 @@ INVALID_FILES = {
     "list.jsonl": (b"[1]\n", "list.jsonl, line 1: must be a JSON object"),
     "field.jsonl": (
         b'{"body": "one"}\n',
-        "text.column=text is invalid: .*field.jsonl, line 1 .* Set text.column to one of body",
+        "text.column=text is invalid: .*field.jsonl, line 1 .* Set text.column .* to one of body",
     ),
     "blank.jsonl": (
         b'{"text": "one"}\n\n\n{"text": 4}\n',
@@ -145,6 +145,14 @@ def test_a_file_name_may_contain_glob_characters(tmp_path):
     (tmp_path / "a1.txt").write_text("two")
     assert list(read_documents(TextConfig(source=f"{tmp_path}/a[1].txt"))) == [["one"]]
     assert list(read_documents(TextConfig(source=f"{tmp_path}/*[1].txt"))) == [["two"]]
+
+
+def test_a_file_that_several_links_lead_to_is_read_once(tmp_path):
+    (tmp_path / "2024").mkdir()
+    (tmp_path / "2024" / "a.txt").write_text("Ba di.\n")
+    (tmp_path / "latest").symlink_to(tmp_path / "2024")
+    (tmp_path / "self").symlink_to(tmp_path)
+    assert list(read_documents(TextConfig(source=f"{tmp_path}/**/*.txt"))) == [["Ba di."]]
 
 
 def test_a_folder_is_refused(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import TokenizerConfig
-from xlpre.text.tokenizer_training import check_training_record, record_path, write_training_record
+from xlpre.text.tokenizer_training import check_training_record, record_path, training_lines, write_training_record
 
 SETTINGS = TokenizerConfig(vocab_size=300)
 
@@ -106,3 +106,11 @@ def test_keys_missing_in_the_record_are_not_compared(saved, texts, tokenizer):
     del record["tokenizer.train_chars"]
     record_path(saved).write_text(json.dumps(record))
     check_training_record(saved, tokenizer, of(texts), TokenizerConfig(vocab_size=300, train_chars=1000000))
+
+
+def test_a_long_document_does_not_make_up_the_whole_sample():
+    documents = [["x" * 50] * 4000, *[["y" * 20]] * 5000]  # 200,000 and 100,000 characters
+    for order in (documents, documents[::-1]):
+        lines = list(training_lines(order, 60_000, "none"))
+        n_chars = {letter: sum(map(len, (line for line in lines if letter in line))) for letter in "xy"}
+        assert 30_000 <= sum(n_chars.values()) <= 60_000 and n_chars["x"] == pytest.approx(2 * n_chars["y"], rel=0.2)
