@@ -24,7 +24,8 @@ overrides the settings of that file. The command line overrides all files. Each 
 folder.
 
 `deepspeed` is passed to DeepSpeed unchanged, for example `deepspeed.zero_optimization.stage=2`. Settings that other keys decide are
-refused there: batch sizes, accumulation, clipping, precision, optimizer and schedule. Keys that DeepSpeed does not know are refused too.
+refused there: batch sizes, accumulation, clipping, precision, optimizer and schedule. Keys that DeepSpeed does not know are refused too,
+except in `activation_checkpointing`, `aio`, `checkpoint`, `data_types`, `flops_profiler` and `timers`, where DeepSpeed ignores them.
 
 The default of `deepspeed.zero_optimization.stage` is 1. It is 0 for a single process in fp32, which has nothing to partition.
 A run can resume with another stage. `--dry-run` prints the stage.

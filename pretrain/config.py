@@ -170,6 +170,16 @@ def load_run_config(run_dir: Path) -> PretrainConfig:
     return load_config(PretrainConfig, path)
 
 
+def changed_length(config: PretrainConfig) -> dict[str, tuple[Any, Any]]:
+    """Compare `train.steps` and `train.hours` in the same way as `changed_settings`."""
+    run_dir = Path(config.run_dir)
+    if not (run_dir / "config.yaml").exists():
+        return {}
+    saved = load_run_config(run_dir).train
+    values = {name: (getattr(saved, name), getattr(config.train, name)) for name in ("steps", "hours")}
+    return {f"train.{name}": pair for name, pair in values.items() if pair[0] != pair[1]}
+
+
 def changed_settings(config: PretrainConfig) -> dict[str, tuple[Any, Any]]:
     """Compare `config` with the existing run in `config.run_dir`, in the settings that determine the result of a run.
 

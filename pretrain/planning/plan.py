@@ -82,6 +82,11 @@ class Plan:
                     "raise train.global_batch_size, or set train.batch_warmup_steps=0."
                 )
             self.config.train.batch_schedule(self.gpus)
+        if self.config.init_from is not None:
+            raise ValueError(
+                f"init_from={self.config.init_from} is invalid here: the plan does not read the shape of that model. Set init_from=null, "
+                "and n_layer, d_model, n_head and d_inner of model to its shape."
+            )
         if not 0 < self.mfu <= 1:
             raise ValueError(
                 f"--mfu={self.mfu} is invalid: it is a fraction of the peak and must be above 0 and at most 1. Leave it out for 0.4."

@@ -65,13 +65,17 @@ def paired_difference(values: Mapping[int, float], base: Mapping[int, float]) ->
 def bootstrap_interval(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
     """Return a confidence interval of the mean of at least two values.
 
-    It is the percentile bootstrap interval, whose distances to the mean are multiplied by t * sqrt(n / (n - 1)) / z. For normal values,
-    this corrects the too small spread of resamples of few values (t and z are quantiles of Student's t and the normal distribution).
+    For two values, it is the interval of the t-test. For more, it is the percentile bootstrap interval, whose distances to the mean are
+    multiplied by t * sqrt(n / (n - 1)) / z. For normal values, this corrects the too small spread of resamples of few values (t and z are
+    quantiles of Student's t and the normal distribution).
 
     Source: Hesterberg, What Teachers Should Know About the Bootstrap, 2015, section 5.3, which corrects the percentiles instead of the
     distances. With 3 values, corrected percentiles are still the smallest and the largest value.
     """
     array, n = np.asarray(values, float), len(values)
+    if n == 2:  # resamples have three different means only
+        half = t_quantile((1 + CONFIDENCE) / 2, 1) * array.std(ddof=1) / math.sqrt(n)
+        return float(array.mean() - half), float(array.mean() + half)
     rng = np.random.default_rng(seed)
     means = array[rng.integers(n, size=(N_RESAMPLES, n))].mean(1)
     tail = (1 - CONFIDENCE) / 2

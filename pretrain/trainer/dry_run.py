@@ -7,7 +7,7 @@ import torch
 from pretrain.config import PretrainConfig
 from pretrain.planning.flops import batch_shape, count_parameters
 from pretrain.trainer.config_warnings import warn_of_backward_text, warn_of_long_warmup
-from pretrain.trainer.evaluator import val_lanes
+from pretrain.trainer.evaluator import read_minimal_pairs, val_lanes
 from pretrain.trainer.inputs import RunInputs, checkpoints_dir, is_finished
 from pretrain.trainer.samples import Samples
 from xlpre.config.cli import ExplicitKeys
@@ -29,6 +29,7 @@ def dry_run(config: PretrainConfig, explicit_keys: ExplicitKeys) -> None:
     inputs = RunInputs(config, explicit_keys)
     val_lanes(config, inputs.store)
     Samples(config, inputs.store, inputs.tokenizer)
+    read_minimal_pairs(config.eval.minimal_pairs, inputs.tokenizer)
     config.train.batch_schedule(world_size())
     start = inputs.weight_init.description
     folder, finished = checkpoints_dir(config), is_finished(config, explicit_keys)

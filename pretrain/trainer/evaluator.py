@@ -90,7 +90,7 @@ class Evaluator:
         self._lanes, self._is_counted = local_lanes or range(1), bool(local_lanes)
         self._tokenizer = tokenizer
         self._sentences = sample_sentences(store.validation, config.eval.order_consistency, WINDOW)
-        self._pairs, self._pair_ids = _read_minimal_pairs(config.eval.minimal_pairs, tokenizer)
+        self._pairs, self._pair_ids = read_minimal_pairs(config.eval.minimal_pairs, tokenizer)
         counts = np.asarray(store.unigram) + 1.0  # add-one smoothing
         self._bytes_per_piece = torch.from_numpy(tokenizer.bytes_per_piece)
         self._unigram_losses = torch.from_numpy(-np.log(counts / counts.sum())).float()
@@ -149,8 +149,12 @@ class Evaluator:
         return sums
 
 
-def _read_minimal_pairs(paths: list[str], tokenizer: Tokenizer) -> tuple[list[MinimalPair], list[np.ndarray]]:
-    """Return the pairs of files and their token ids, see `encode_pairs`."""
+def read_minimal_pairs(paths: list[str], tokenizer: Tokenizer) -> tuple[list[MinimalPair], list[np.ndarray]]:
+    """Return the pairs of files and their token ids, see `encode_pairs`.
+
+    Raises:
+        ValueError: a file cannot be read, or a sentence has no tokens.
+    """
     if not paths:
         return [], []
     try:

@@ -103,11 +103,11 @@ def model_step(config: PretrainConfig) -> int:
 
 
 def check_not_overwritten(config: PretrainConfig) -> None:
-    """Raise ValueError if the run has a model but no checkpoints: it would start at step 0 and overwrite the model."""
-    if model_step(config) > 0 and not checkpoint.list_all(checkpoints_dir(config)):
+    """Raise ValueError if the run has a model but no complete checkpoint: it would start at step 0 and overwrite the model."""
+    if model_step(config) > 0 and checkpoint.read_newest_manifest(checkpoints_dir(config)) is None:
         raise ValueError(
-            f"run_dir={config.run_dir} is invalid: it holds the model of step {model_step(config):,} but no checkpoint to resume from, "
-            "so a new run would overwrite the model. Restore its checkpoints/, give the run another name, or remove the folder."
+            f"run_dir={config.run_dir} is invalid: it holds the model of step {model_step(config):,}, but no complete checkpoint to resume "
+            "from, so a new run would overwrite the model. Restore its checkpoints/, give the run another name, or remove the folder."
         )
 
 

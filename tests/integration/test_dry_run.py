@@ -100,6 +100,10 @@ def test_a_dry_run_prints_where_the_run_would_start(make_args, tmp_path, documen
     (latest / checkpoint.MANIFEST).write_text(checkpoint.format_manifest(manifest))
     damage(latest / "model" / "model.safetensors")
     assert dry_run(*two).endswith(f"# resumes from {older} at step 1\n")
+    damage(older / "model" / "model.safetensors")
+    with pytest.raises(SystemExit):
+        dry_run(*two)
+    assert "has no valid checkpoint" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -115,8 +119,10 @@ def test_a_dry_run_refuses_what_a_start_would(make_args, tmp_path, monkeypatch, 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("override", ["init_from=nowhere", "deepspeed.wall_clock_breakdwn=true"])
-def test_a_dry_run_names_a_missing_folder_and_an_unknown_key_of_deepspeed(make_args, tmp_path, override):
+@pytest.mark.parametrize(
+    "override", ["init_from=nowhere", "eval.minimal_pairs=[nowhere.jsonl]", "deepspeed.wall_clock_breakdwn=true"]
+)
+def test_a_dry_run_names_what_is_missing_and_an_unknown_key_of_deepspeed(make_args, tmp_path, override):
     assert override.partition("=")[0] in only_error(call(SCRIPT, *make_args(), "--dry-run", override).stderr)
     assert not list(tmp_path.iterdir())
 

@@ -180,10 +180,11 @@ def test_a_finished_run_with_a_damaged_checkpoint_resumes_from_an_older_one(plai
     assert weights[0].samefile(weights[1]) and weights[0].read_bytes() == weights[2].read_bytes()
 
 
-def test_a_run_without_its_checkpoints_does_not_overwrite_its_model(plain_run, tmp_path):
+@pytest.mark.parametrize("missing", ["checkpoints", "manifest.json"])
+def test_a_run_without_complete_checkpoints_does_not_overwrite_its_model(plain_run, tmp_path, missing):
     plain, args = plain_run
     folder = tmp_path / "stripped"
-    shutil.copytree(plain, folder, ignore=shutil.ignore_patterns("checkpoints"))
+    shutil.copytree(plain, folder, ignore=shutil.ignore_patterns(missing))
     files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     done = run(SCRIPT, *args, f"run_dir={folder}")
     assert "it holds the model of step 20" in refused(done, "run_dir", folder)

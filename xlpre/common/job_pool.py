@@ -17,6 +17,7 @@ from pathlib import Path
 from xlpre.common.files import write_text
 from xlpre.common.plural import counted
 
+SHUTDOWN_SECONDS = 600  # for which torchrun waits until its processes have saved
 FAILURE = "failed.txt"  # in the folder of a command that failed: the reason in one line
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -98,8 +99,7 @@ def run_all(commands: Sequence[Command], jobs: int | None = None, processes: int
             for slot, (command, child, started) in list(running.items()):
                 if child.poll() is not None:
                     del running[slot]
-                    # a command killed by SIGTERM had not installed its handler yet: it counts as stopped, not as failed
-                    status = 0 if stop_sent and child.returncode == -signal.SIGTERM else child.returncode
+                    status = 0 if stop_sent and _is_stopped(command, child.returncode) else child.returncode
                     elapsed = timedelta(seconds=round(time.monotonic() - started))
                     finished = not status and command.is_finished()
                     if status:
@@ -140,6 +140,11 @@ def stop_on_signal() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
+def _is_stopped(command: Command, status: int) -> bool:
+    """Return True if SIGTERM ended a command before it installed its handler, or ended torchrun after its processes had stopped."""
+    return status == -signal.SIGTERM or (status == 1 and "SignalException" in _last_line(command.folder))
+
+
 def _visible_gpus() -> list[str]:
     """List the GPUs of this process as CUDA_VISIBLE_DEVICES names them: numbers, UUIDs or MIG instances."""
     import torch
@@ -155,7 +160,7 @@ def _start(command: Command, slot: int, jobs: int, gpus: Sequence[str]) -> subpr
     (command.folder / FAILURE).unlink(missing_ok=True)
     program, *args = command.argv
     path = sys.executable if program == "python" else str(Path(sys.executable).with_name(program))
-    environment = dict(os.environ)
+    environment = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_SECONDS), **os.environ}
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     with open(command.folder / "log.txt", "ab") as log:

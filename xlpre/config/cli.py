@@ -18,7 +18,7 @@ from typing import Any, Generic, NamedTuple, NoReturn
 
 from xlpre.config.help_text import HELP_COLUMN, common_settings, group_settings, wrap_docstring
 from xlpre.config.key_suggestions import similar_keys
-from xlpre.config.loader import DeriveOverrides, Schema, keys_in_file, load_config
+from xlpre.config.loader import DeriveOverrides, Schema, keys_in_file, keys_in_override, load_config
 from xlpre.config.schema_docs import setting_keys
 
 PRESETS = Path("configs")
@@ -54,7 +54,7 @@ class ExplicitKeys:
             ValueError: the file cannot be read.
         """
         file = keys_in_file(config_file) if config_file else ()
-        return cls(frozenset(override.partition("=")[0] for override in overrides), frozenset(file))
+        return cls(frozenset().union(*map(keys_in_override, overrides)), frozenset(file))
 
 
 NO_EXPLICIT_KEYS = ExplicitKeys()

@@ -12,6 +12,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
@@ -102,6 +103,16 @@ def keys_in_file(path: str | Path) -> set[str]:
         ValueError: see `load_config`.
     """
     return set(_leaf_keys(_read_yaml(Path(path), ())))
+
+
+def keys_in_override(override: str) -> set[str]:
+    """Return the key of a `key=value` override, and those in its value if it is a mapping, such as `model={n_layer: 2}`."""
+    key, _, text = override.partition("=")
+    value = None
+    if text.lstrip().startswith("{"):
+        with suppress(yaml.YAMLError):  # reported when the override is parsed
+            value = yaml.safe_load(text)
+    return {key, *(_leaf_keys(OmegaConf.create({key: value})) if isinstance(value, dict) else ())}
 
 
 def _merge(defaults: DictConfig, layers: Sequence[tuple[str, DictConfig]], name: str) -> object:

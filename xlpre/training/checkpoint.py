@@ -89,17 +89,24 @@ def find_resume_checkpoint(folder: Path, comm: Comm) -> Path | None:
     for path in (folder / name for name in names):
         if is_valid(path, comm):
             return path
+    _refuse_damaged(folder)
+    return None
+
+
+def latest_valid(folder: Path) -> Path | None:
+    """Return the same as `find_resume_checkpoint`, in a process by itself."""
+    if path := next(filter(is_valid, reversed(list_complete(folder))), None):
+        return path
+    _refuse_damaged(folder)
+    return None
+
+
+def _refuse_damaged(folder: Path) -> None:
     if damaged := [path.name for path in list_all(folder) if (path / MANIFEST).exists()]:
         raise ValueError(
             f"{folder} has no valid checkpoint: files of {', '.join(damaged)} are missing, truncated or damaged. Restore the files, or "
             "remove these folders to start again at step 0."
         )
-    return None
-
-
-def latest_valid(folder: Path) -> Path | None:
-    """Return the latest checkpoint whose checksums are correct, or None. In a job of several processes, call `find_resume_checkpoint`."""
-    return next(filter(is_valid, reversed(list_complete(folder))), None)
 
 
 def is_valid(checkpoint: Path, comm: Comm | None = None) -> bool:

@@ -15,6 +15,7 @@ OWNED_KEYS = {
     "gradient_clipping": "optim.max_grad_norm",
     "optimizer": "optim.*",
     "scheduler": "schedule.*",
+    "managed_gradient_accumulation": "train.micro_batch_size",
     "bf16": "train.precision",
     "fp16": "train.precision",
 }
@@ -25,7 +26,7 @@ KNOWN_KEYS = frozenset(
         "compression_training csv_monitor curriculum_learning data_efficiency data_types dataloader_drop_last datastates_ckpt "
         "disable_allgather disable_python_gc dump_state eigenvalue elasticity expert_parallel flops_profiler "
         "gradient_allreduce_op gradient_predivide_factor graph_harvesting hybrid_engine log_level "
-        "managed_gradient_accumulation memory_breakdown nebula pipeline prescale_gradients progressive_layer_drop "
+        "memory_breakdown nebula pipeline prescale_gradients progressive_layer_drop "
         "quantize_training seq_parallel_communication_data_type sequence_parallel_size sparse_attention sparse_gradients "
         "steps_per_print tensor_parallel tensorboard timers torch_autocast use_data_before_expert_parallelism "
         "vocabulary_size wall_clock_breakdown wandb weight_quantization zero_allow_untested_optimizer "

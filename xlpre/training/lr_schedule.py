@@ -60,10 +60,13 @@ def learning_rate(
         step: index of the step, from 0.
         total_steps: number of steps of the run.
         time_fraction: fraction of the time budget that has passed. The decay follows the steps or the time, whichever is further ahead.
+            The time of the warm-up is estimated from the time of all steps so far.
     """
     if step < config.warmup_steps:
         return peak_lr * step / config.warmup_steps
-    done = min(max((step - config.warmup_steps) / max(total_steps - config.warmup_steps, 1), time_fraction), 1.0)
+    time_of_warmup = time_fraction * config.warmup_steps / max(step, 1)
+    by_time = (time_fraction - time_of_warmup) / (1 - time_of_warmup) if time_fraction < 1 else 1.0
+    done = min(max((step - config.warmup_steps) / max(total_steps - config.warmup_steps, 1), by_time), 1.0)
     factor = {
         "linear": 1 - done,
         "cosine": 0.5 * (1 + math.cos(math.pi * done)),

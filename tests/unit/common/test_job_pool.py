@@ -55,6 +55,19 @@ def test_a_command_that_a_stop_signal_kills_during_start_has_not_failed(tmp_path
     assert "one: stopped" in capsys.readouterr().out
 
 
+def test_processes_that_save_and_stop_under_torchrun_have_not_failed(tmp_path, capsys):
+    worker = tmp_path / "worker.py"
+    worker.write_text(
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
+        f"if os.environ['RANK'] == '0': os.kill({os.getpid()}, signal.SIGTERM)\n"
+        "time.sleep(60)\n"
+    )
+    command = ["torchrun", "--standalone", "--nproc_per_node", "2", str(worker)]
+    run_all([Command(tmp_path / "two", command, lambda: False)], 1, 1)
+    assert "two: stopped" in capsys.readouterr().out and "saved" in (tmp_path / "two" / "log.txt").read_text()
+
+
 SLEEPERS = """
 import sys
 from pathlib import Path

@@ -125,3 +125,8 @@ def test_help_of_a_group_lists_all_its_settings_with_default_and_full_descriptio
         "memory.initial={empty,zeros}" in out and "(default: carry)" in out and "`cut`: a window sees no memory" in out
     )
     assert "model." not in out
+
+
+def test_keys_of_a_mapping_on_the_command_line_are_explicit():
+    keys = ExplicitKeys.read(None, ["model={mem_len: 0, dropout: 0.3}", "text.mixture={a.txt: 1}", "seed=2"])
+    assert {"model.mem_len", "model.dropout", "text.mixture", "seed"} <= keys.args

@@ -22,7 +22,7 @@ def test_quantiles_of_students_distribution(p, df, expected):
     assert t_quantile(p, df) == pytest.approx(expected, abs=2e-3)
 
 
-@pytest.mark.parametrize("n", [3, 5, 10])
+@pytest.mark.parametrize("n", [2, 3, 5, 10])
 def test_intervals_cover_the_true_mean_about_as_often_as_they_claim(n):
     rng, covered = np.random.default_rng(0), []
     for _ in range(300):

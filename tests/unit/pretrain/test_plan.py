@@ -16,6 +16,11 @@ def test_the_recommended_micro_batch_fits_and_the_next_larger_does_not():
     assert not plan.fits(stage, 2 * micro)
 
 
+def test_a_model_of_another_folder_is_not_planned():
+    with pytest.raises(ValueError, match=r"init_from=elsewhere is invalid here: .*Set init_from=null"):
+        make_plan("init_from=elsewhere")
+
+
 def test_a_higher_stage_is_recommended_if_a_lower_one_does_not_fit():
     overrides = ["train.global_batch_size=16", "deepspeed.zero_optimization.reduce_bucket_size=1000"]
     plan = make_plan(*overrides)

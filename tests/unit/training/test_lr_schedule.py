@@ -34,6 +34,14 @@ def test_the_rate_follows_the_clock_where_it_is_ahead_of_the_steps(decay):
     assert learning_rate(config, 1.0, 70, 100, time_fraction=0.1) == learning_rate(config, 1.0, 70, 100)
 
 
+@pytest.mark.parametrize("decay", DECAYS)
+def test_with_a_time_budget_the_decay_starts_at_the_peak_after_the_warmup(decay):
+    config = ScheduleConfig(warmup_steps=20, decay=decay)
+    by_time = [learning_rate(config, 1.0, step, 10**6, time_fraction=step / 100) for step in range(101)]
+    by_steps = [learning_rate(config, 1.0, step, 100) for step in range(101)]
+    assert by_time == pytest.approx(by_steps, abs=1e-4)
+
+
 @pytest.mark.parametrize(
     "setting", [{"warmup_steps": -1}, {"min_lr_ratio": 1.5}, {"power": 0.0}, {"decay_ratio": 0.0}], ids=str
 )
