@@ -310,14 +310,17 @@ def task_overrides(config: FinetuneConfig) -> Sequence[str]:
 
 
 def apply_cli_precedence(config: FinetuneConfig, cli_keys: Collection[str]) -> FinetuneConfig:
-    """Let train.steps and schedule.warmup_steps on the command line override `epochs` and `warmup_ratio` of a config file.
+    """Let settings on the command line override those of a config file that would replace them.
+
+    These are train.steps, which `epochs` replaces; schedule.warmup_steps, which `warmup_ratio` replaces; and optim.base_lr, which
+    optim.lr replaces.
 
     Args:
         config: the settings.
         cli_keys: keys that are set on the command line.
 
     Raises:
-        ValueError: the command line sets both `epochs` and train.steps, or `warmup_ratio` and schedule.warmup_steps.
+        ValueError: the command line sets both settings of a pair.
     """
     for ratio, number in REPLACES.items():
         if number in cli_keys and getattr(config, ratio) is not None:
@@ -327,4 +330,10 @@ def apply_cli_precedence(config: FinetuneConfig, cli_keys: Collection[str]) -> F
                 )
             unset: dict[str, Any] = {ratio: None}
             config = dataclasses.replace(config, **unset)
+    if "optim.base_lr" in cli_keys and config.optim.lr is not None:
+        if "optim.lr" in cli_keys:
+            raise ValueError(
+                f"optim.base_lr={config.optim.base_lr:g} is invalid: optim.lr, which is set, too, replaces it. Set only one of them."
+            )
+        config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=None))
     return config

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 os.environ["DS_ACCELERATOR"] = "cpu"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -141,12 +142,12 @@ def text_file(documents, tmp_path_factory) -> Path:
     return path
 
 
-def write_folder(path: Path, tokenizer: Tokenizer) -> Path:
+def write_folder(path: Path, tokenizer: Tokenizer, provenance: dict[str, Any] | None = None) -> Path:
     """Write a model folder with a tiny model and random weights."""
     torch.manual_seed(0)
     shape = dataclasses.replace(TINY, vocab_size=len(tokenizer))
     weights = {name: p.detach() for name, p in LanguageModel(shape, True).named_parameters()}
-    save_folder(path, ModelFolder(shape, weights, tokenizer, "permutation", {}, "xlpre"))
+    save_folder(path, ModelFolder(shape, weights, tokenizer, "permutation", provenance or {}, "xlpre"))
     return path
 
 

@@ -64,13 +64,18 @@ def read_label_names(files: Sequence[Path], column: str) -> list[str]:
     """Return the labels in training files, sorted by value if all are integers, otherwise alphabetically.
 
     Raises:
-        ValueError: the column is missing, or has fewer than two labels.
+        ValueError: the column is missing, has fewer than two labels, or one that settings cannot hold.
     """
     names, errors = set[str](), RowErrors()
     for path in files:
         for row, (location, fields) in enumerate(read_rows(path, errors=errors)):
             with errors.collect(location, is_first=row == 0):
                 names.add(get_label_name(fields, column, location))
+    if reserved := [name for name in sorted(names) if name == "???" or "${" in name or name.startswith("~/")]:
+        raise ValueError(
+            f"{files[0]}: label {reserved[0]!r} in column {column!r} is invalid: ???, ${{ and ~/ have a meaning in settings, which contain "
+            "the labels. Rename the label."
+        )
     if len(names) < 2:
         errors.raise_if_any()  # if there are two labels, `read_split` reports these errors, with all others
     if files and not names:

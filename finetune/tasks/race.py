@@ -69,6 +69,8 @@ class RaceSource:
                 f"{self._folder / split} contains no question of level {' or '.join(RACE_LEVELS[self._name])}. "
                 "Set data.dir to the folder of RACE as distributed."
             )
+        if split != "test" and (missing := next((example for example in examples if example.label is None), None)):
+            raise ValueError(f"{missing.location}: the answer is missing. Add it, or remove the question.")
         return examples
 
     def parse_example(self, fields: Fields, location: str, default_id: str = "") -> Example:

@@ -34,7 +34,7 @@ from xlpre.common.files import write_text
 from xlpre.model.pooling import Pooling
 from xlpre.text.hub import is_hf_dataset
 from xlpre.text.json_objects import parse_object
-from xlpre.text.readers import ByteCounter, read_lines
+from xlpre.text.readers import ByteCounter, read_parts
 
 SQUAD_VERSIONS = {"squad/1.1": "v1.1", "squad/2.0": "v2.0"}
 TextSpan = tuple[int, str]  # index of its first character in the context, and its text
@@ -192,7 +192,12 @@ def read_questions(path: Path) -> Iterator[tuple[str, Fields]]:
         raise ValueError(
             f"{path}: no such file. Set data.dir to the folder of SQuAD's files, or set data.train and data.dev."
         )
-    content = parse_object("".join(line for _, line in read_lines(path, ByteCounter())), str(path))
+    text = "".join(read_parts(path, ByteCounter()))  # not by line: the whole file may be one long line
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{path}: not UTF-8. Convert it: iconv -f LATIN1 -t UTF-8 {path} > NEW") from None
+    content = parse_object(text.removeprefix("\ufeff"), str(path))
     for n_article, article in enumerate(_get_objects(content, "data", str(path)), 1):
         article_location = f"{path}, article {n_article}"
         for n_paragraph, paragraph in enumerate(_get_objects(article, "paragraphs", article_location), 1):

@@ -63,8 +63,8 @@ def read_input(file: Path | None, text_columns: Sequence[str], is_squad: bool = 
     """Yield the non-empty lines of a file, or the rows of a table.
 
     Args:
-        file: the file; None for standard input. A .csv or .parquet file is read as a table, and so is a .tsv file whose first line
-            names the text columns.
+        file: the file; None for standard input. A .csv or .parquet file is read as a table, and so is a .tsv or .txt file whose first
+            line names the text columns.
         text_columns: names of the columns with texts.
         is_squad: read a .json file as a SQuAD file.
 
@@ -143,7 +143,7 @@ def _split_texts(line: str) -> list[str]:
 
 def _has_columns(file: Path, text_columns: Sequence[str]) -> bool:
     """Return True if the file is a table with named columns."""
-    if ".tsv" not in file.suffixes:
+    if not {".tsv", ".txt"} & {*file.suffixes}:
         return bool({".csv", ".parquet"} & {*file.suffixes})
     _, first = next(read_lines(file, ByteCounter()), (0, ""))
     return bool(text_columns) and {*text_columns} <= {*first.rstrip("\r\n").split("\t")}

@@ -82,7 +82,10 @@ class RunInputs:
         optional = {"dropout": config.model.dropout, "dropatt": config.model.dropatt}
         overrides: dict[str, Any] = {name: value for name, value in optional.items() if value is not None}
         self.shape = dataclasses.replace(
-            self.pretrained.config, **overrides, attention_backend=config.model.attention_backend
+            self.pretrained.config,
+            **overrides,
+            attention_span="all",  # <cls> at the end of a row sees the whole text
+            attention_backend=config.model.attention_backend,
         )
         check_memory(config.data, self.shape)
 

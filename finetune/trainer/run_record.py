@@ -22,6 +22,7 @@ from xlpre.conversion.model_card import (
     show_source,
     task_tag,
 )
+from xlpre.conversion.provenance import read_provenance
 from xlpre.training.lr_schedule import format_lr
 from xlpre.training.metrics_writer import format_duration
 
@@ -83,9 +84,9 @@ def _read_result(run_dir: Path, provenance: Mapping[str, Any]) -> Result | None:
 
 
 def _read_test_metrics(run_dir: Path, result: Result) -> dict[str, float]:
-    """Return the metrics of labelled test examples, which are predicted with the weights of the best seed."""
-    path = run_dir / "predictions" / "test_metrics.json"
-    if not path.exists() or result.score < max(read_run(run_dir).scores):
+    """Return the metrics of labelled test examples, which are predicted with the weights of the best seed, those of RUN/model."""
+    path, best = run_dir / "predictions" / "test_metrics.json", read_provenance(run_dir / "model")
+    if not path.exists() or best is None or best["seed"] != result.seed:
         return {}
     return json.loads(path.read_text("utf-8"))
 
@@ -164,7 +165,8 @@ def _benchmarks(config: FinetuneConfig, task: Task, scores: Mapping[str, float])
     """Return the scores on the published dev files of a benchmark, for the Hub's metadata. Custom files are not a benchmark."""
     family, _, subset = task.name.partition("/")
     dataset = SQUAD.get(task.name) or BENCHMARKS.get(family)
-    if dataset is None or config.data.dev or task.name == "glue/ax":  # glue/ax is evaluated on the dev file of MNLI
+    has_own_files = config.data.train or config.data.dev or config.data.test
+    if dataset is None or has_own_files or task.name == "glue/ax":  # glue/ax is evaluated on the dev file of MNLI
         return []
     return [
         EvalResult(

@@ -1,5 +1,6 @@
 """`pretrain/evaluate.py`: the same numbers as from Python, from any source, in any number of processes; and clear refusals."""
 
+import dataclasses
 import json
 
 import pytest
@@ -189,12 +190,25 @@ def test_only_the_named_text_is_read_and_its_rows_are_those_of_the_run():
     assert text_config(run, column="text", row_type="documents").row_type == "documents"
 
 
-def test_the_model_of_a_checkpoint_is_read_with_the_settings_of_its_run(tmp_path):
+def test_the_model_of_a_checkpoint_is_read_with_the_settings_of_its_run(tokenizer, tmp_path):
     run = tmp_path / "run"
-    model = run / "checkpoints/step_00000020/model"
-    model.mkdir(parents=True)
+    provenance = {"name": "run", "step": 20, "data_fingerprint": "0", "objective": "permutation"}
+    for name in ("checkpoints/step_00000020/model", "model"):
+        write_folder(run / name, tokenizer, provenance)
     save_config(PretrainConfig(data=DataConfig(seq_len=48, reuse_len=24)), run / "config.yaml")
-    assert read_run_config(str(model)).data.seq_len == 48 and read_run_config(str(tmp_path)) == PretrainConfig()
+    assert read_run_config(str(run / "checkpoints/step_00000020/model")).data.seq_len == 48
+    assert read_run_config(str(run)).data.seq_len == 48
+    write_folder(run / "model", tokenizer)  # as in the folder of a fine-tuning run
+    assert read_run_config(str(run)) == read_run_config(str(tmp_path)) == PretrainConfig()
+
+
+def test_a_limited_span_ends_at_the_memory_of_the_evaluation(causal, text, tmp_path, capsys):
+    """As in the original, which resets the memory length of the model for an evaluation."""
+    settings = ["--attention-span", "same_length", "--mem-len", "4", *WINDOW]
+    folder = load_folder(causal)
+    save_folder(tmp_path / "short", dataclasses.replace(folder, config=dataclasses.replace(folder.config, mem_len=4)))
+    losses = [records_of(capsys, model, text, *settings)[0]["loss"] for model in (causal, tmp_path / "short")]
+    assert losses[0] == losses[1]
 
 
 def test_unknown_characters_are_reported(causal, tmp_path, capsys):

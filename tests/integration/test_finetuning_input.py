@@ -16,6 +16,7 @@ from tests.conftest import only_error, refused, write_folder
 from tests.integration.conftest import call, run
 from tests.parity.test_huggingface_heads import make_finetuned
 from xlpre.conversion.task_model_folder import save_task_model
+from xlpre.text import readers
 from xlpre.text.tokenizer import TokenizerConfig
 from xlpre.text.tokenizer_training import train_tokenizer
 
@@ -232,20 +233,22 @@ def test_a_line_with_two_texts_for_a_model_of_one_is_refused_with_what_to_remove
         list(predict_lines(make_finetuned(tokenizer, task, "last"), task, [("line 1", line)]))
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.txt"])
 def test_a_table_is_read_by_its_columns_and_other_files_line_by_line(tmp_path, name):
     separator = "," if name == "a.csv" else "\t"
     (tmp_path / name).write_text(f"label{separator}text\ngood{separator}ba\nbad{separator}be\n")
     assert [fields["text"] for _, fields in read_input(tmp_path / name, ("text",))] == ["ba", "be"]
-    (tmp_path / "b.tsv").write_text("ba\tbe\nbi\tbo\n")
-    assert [line for _, line in read_input(tmp_path / "b.tsv", ("text",))] == ["ba\tbe", "bi\tbo"]
+    for lines in (tmp_path / "b.tsv", tmp_path / "b.txt"):
+        lines.write_text("ba\tbe\nbi\tbo\n")
+        assert [line for _, line in read_input(lines, ("text",))] == ["ba\tbe", "bi\tbo"]
 
 
-def test_a_squad_file_is_read_question_by_question(tmp_path):
+def test_a_squad_file_is_read_question_by_question(tmp_path, monkeypatch):
     paragraphs = [
         {"context": word, "qas": [{"id": f"{word} {n}", "question": "fa?"} for n in (1, 2)]} for word in ("ba", "be")
     ]
-    (tmp_path / "test-v2.0.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}, indent=1))
+    monkeypatch.setattr(readers, "MAX_LINE_BYTES", 100)  # the file is one line
+    (tmp_path / "test-v2.0.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
     lines = read_input(tmp_path / "test-v2.0.json", (), is_squad=True)
     expected = [("ba 1", "ba"), ("ba 2", "ba"), ("be 1", "be"), ("be 2", "be")]
     assert [(fields["id"], fields["context"]) for _, fields in lines] == expected

@@ -8,7 +8,7 @@ import pytest
 from pretrain import score as command
 from tests.conftest import write_folder
 from xlpre.conversion.model_folder import load_folder
-from xlpre.inference import score
+from xlpre.inference import score, scoring
 
 SENTENCES = ["Ba di bu.", "Ke lo.", "Ba di bu ke lo \N{SNOWMAN} mi."]
 
@@ -93,6 +93,8 @@ def test_pairs_give_accuracies_a_table_and_a_picture(model, pairs, tmp_path, cap
         (["--out", "no/such/file"], "the folder no/such does not exist"),
         (["--batch-tokens", "0"], "--batch-tokens=0 is invalid"),
         (["no/such/file"], "FILE=no/such/file is invalid: there is no such file"),
+        (["/dev/null"], "FILE=/dev/null is invalid: it is not a regular file"),
+        (["--out", "/"], "--out=/ is invalid: it is a folder"),
     ],
 )
 def test_invalid_options_are_refused(model, arguments, message):
@@ -106,8 +108,9 @@ def test_an_empty_file_is_refused(model, tmp_path):
         command.main([str(model), str(tmp_path / "empty.txt")])
 
 
-def test_an_empty_line_is_refused_with_its_number_and_no_file_is_left(model, sentences, tmp_path):
+def test_an_empty_line_is_refused_with_its_number_and_no_file_is_left(model, sentences, tmp_path, monkeypatch):
     sentences.write_text("Ba di.\n\nBa.\n")
+    monkeypatch.setattr(scoring, "score", lambda *_, **__: pytest.fail("a line was scored"))
     with pytest.raises(ValueError, match=r"sentences.txt, line 2: text='' is invalid: a text needs at least one token"):
         command.main([str(model), str(sentences), "--out", str(tmp_path / "out.jsonl")])
     assert [path.name for path in tmp_path.iterdir()] == ["sentences.txt"]

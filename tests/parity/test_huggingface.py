@@ -10,6 +10,7 @@ import torch
 
 from xlpre import data_loader
 from xlpre.batch import Batch
+from xlpre.conversion.hf import read_model
 from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder, save_huggingface
 from xlpre.data.rng import RowRng
 from xlpre.data.window_layout import Windows
@@ -182,6 +183,8 @@ def test_masking_each_token_in_huggingface_gives_the_pseudo_log_likelihood(objec
     folder = dataclasses.replace(folder, objective=objective)
     save_huggingface(tmp_path / "hf", folder)
     model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "hf", trust_remote_code=True).eval()
+    model.save_pretrained(tmp_path / "again")
+    assert read_model(tmp_path / "again", json.loads((tmp_path / "again/config.json").read_text()))[2] == objective
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     texts = ["one two three", "a longer text of several words"]
     inputs = tokenizer(texts, return_tensors="pt", padding=True)

@@ -10,7 +10,7 @@ from tests.conftest import refused
 from tests.unit.model.conftest import make_model
 from xlpre.batch import HIDDEN_RANK, make_batch
 from xlpre.inference import GenerationConfig, generate
-from xlpre.inference.generation import _Output, encode_prompt, hides_space, piece_bytes
+from xlpre.inference.generation import _Output, build_reader, encode_prompt, hides_space, piece_bytes
 from xlpre.inference.token_readers import CausalReader, PermutationReader
 from xlpre.inference.token_sampling import TokenSampler
 from xlpre.model.memory import initial_memory
@@ -69,6 +69,12 @@ def test_cached_logits_of_a_causal_model_equal_uncached_ones(positions, window):
     actual = read(CausalReader(model, 16, window), text, 7)
     for n in range(7, 14):
         torch.testing.assert_close(actual[:, n - 7], uncached_logits(model, text[:, :n], 1), **ROUNDING)
+
+
+@pytest.mark.parametrize("settings", [{"positions": "sinusoidal"}, {"positions": "learned", "n_positions": 20}])
+def test_a_model_with_absolute_positions_does_not_generate(settings):
+    with pytest.raises(ValueError, match=f"model.positions={settings['positions']} is invalid for generation"):
+        build_reader(build("causal", **settings), "causal", GenerationConfig())
 
 
 def test_cached_logits_of_a_permutation_model_equal_those_of_a_factorization_order_from_left_to_right():

@@ -142,9 +142,21 @@ def test_a_score_does_not_depend_on_the_other_texts_or_the_batch_size(objective,
 
 
 @pytest.mark.parametrize(("objective", "mode"), MODES)
-@pytest.mark.parametrize(("window", "n_prefix"), [(512, 3), (512, 1), (4, 3)])
-def test_a_text_after_a_prefix_has_the_scores_of_the_end_of_one_longer_text(objective, mode, window, n_prefix):
-    model, (prefix, *texts) = build(objective), random_texts(n_prefix, 2, 5, 2)
+@pytest.mark.parametrize(
+    ("window", "n_prefix", "settings"),
+    [
+        (512, 3, {}),
+        (512, 1, {}),
+        (4, 3, {}),
+        (512, 3, {"attention_span": "same_length", "mem_len": 2}),
+        (512, 3, {"positions": "sinusoidal"}),
+    ],
+    ids=str,
+)
+def test_a_text_after_a_prefix_has_the_scores_of_the_end_of_one_longer_text(
+    objective, mode, window, n_prefix, settings
+):
+    model, (prefix, *texts) = build(objective, **settings), random_texts(n_prefix, 2, 5, 2)
     arguments = {"objective": objective, "n_orders": 1, "window": window, "mem_len": 8}
     after_prefix = score(model, Ids(), texts, mode, prefix=prefix, **arguments)
     joined = score(model, Ids(), [np.concatenate([prefix, text]) for text in texts], mode, **arguments)

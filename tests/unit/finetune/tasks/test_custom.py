@@ -44,6 +44,13 @@ def test_numbers_are_learned_normalized_and_predicted_as_in_the_file(tmp_path, t
     assert [prediction["prediction"] for prediction in predictions] == [example.label for example in split.examples]
 
 
+@pytest.mark.parametrize("label", ["???", "${price}", "~/x"])
+def test_a_label_that_settings_cannot_hold_is_refused(tmp_path, label):
+    (tmp_path / "a.csv").write_text(f"topic,text\n{label},A\nother,C\n")
+    with pytest.raises(ValueError, match=r"a.csv: label .* in column 'topic' is invalid: .* Rename the label"):
+        read_label_names([tmp_path / "a.csv"], "topic")
+
+
 def test_equal_numbers_have_a_scale_of_1(tmp_path):
     (tmp_path / "a.tsv").write_text("text\tlabel\nba\t7\nbe\t7\n")
     task = build("regress", tmp_path, train=["a.tsv"], dev=["a.tsv"], text=["text"])

@@ -47,6 +47,18 @@ def test_questions_are_read_level_by_level_with_options_in_blanks(tmp_path, toke
     assert task.to_predictions(Split("dev", [first], []), {"logits": logits[1:2]})[0]["prediction"] == "C"
 
 
+@pytest.mark.parametrize("split", ["train", "dev"])
+def test_a_question_without_an_answer_is_only_allowed_in_the_test_split(tmp_path, split):
+    write_race(tmp_path)
+    for name in (split, "test"):
+        file = tmp_path / name / "middle" / "1.txt"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "answers": [None, "A"]}))
+    task = build("race", tmp_path)
+    assert task.read_split("test")[0].label is None
+    with pytest.raises(ValueError, match=rf"{split}/middle/1.txt, question 1: the answer is missing"):
+        task.read_split(split)
+
+
 def test_a_passage_is_tokenized_once_for_all_its_questions(tmp_path, tokenizer, monkeypatch):
     write_race(tmp_path)
     task = build("race/middle", tmp_path, max_seq_len=32)

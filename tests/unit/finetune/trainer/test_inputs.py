@@ -3,7 +3,14 @@ import dataclasses
 import pytest
 import torch
 
-from finetune.config import FinetuneConfig, TaskModelConfig, TaskTrainConfig, apply_cli_precedence, task_overrides
+from finetune.config import (
+    FinetuneConfig,
+    TaskModelConfig,
+    TaskOptimConfig,
+    TaskTrainConfig,
+    apply_cli_precedence,
+    task_overrides,
+)
 from finetune.trainer.inputs import RunInputs
 from tests.conftest import REPOSITORY, write_folder
 from xlpre.config.loader import load_config
@@ -57,6 +64,11 @@ def test_a_number_on_the_command_line_overrides_a_ratio_in_the_file():
     config = FinetuneConfig(epochs=3, warmup_ratio=0.1)
     assert apply_cli_precedence(config, {"train.steps"}) == dataclasses.replace(config, epochs=None)
     assert apply_cli_precedence(config, {"epochs", "optim.lr"}) == config
+    file = FinetuneConfig(optim=TaskOptimConfig(lr=3e-4, base_lr=1e-5))
+    assert apply_cli_precedence(file, {"optim.base_lr"}).optim.lr is None
+    assert apply_cli_precedence(file, {"optim.lr"}) == file
+    with pytest.raises(ValueError, match=r"optim.base_lr=1e-05 .*optim.lr"):
+        apply_cli_precedence(file, {"optim.lr", "optim.base_lr"})
     with pytest.raises(ValueError, match=r"warmup_ratio=0.1 .*schedule.warmup_steps.* one of them"):
         apply_cli_precedence(config, {"warmup_ratio", "schedule.warmup_steps"})
 
