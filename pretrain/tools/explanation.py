@@ -141,8 +141,8 @@ class Explanation:
         """Index of each token in the factorization order of its part of the window; None for a token that only serves as context."""
         if not self.two_streams:
             return [None] * len(self.pieces)
-        is_new = np.arange(len(self.pieces)) >= self.reuse_len
-        indices = self.key_rank - np.where(is_new, self.reuse_len + 1, 0)
+        in_rest = np.arange(len(self.pieces)) >= self.reuse_len
+        indices = self.key_rank - np.where(in_rest, self.reuse_len + 1, 0)
         return [int(index) if index >= 0 else None for index in indices]
 
 
@@ -370,7 +370,7 @@ def _token_columns(explanation: Explanation) -> dict[str, list[str]]:
         "piece": explanation.pieces,
         "read as": [r if r != p else "" for p, r in zip(explanation.pieces, explanation.input_pieces, strict=True)],
         "segment": explanation.segments,
-        "part": ["reused" if i < explanation.reuse_len else "new" for i in positions],
+        "part": ["reused" if i < explanation.reuse_len else "rest" for i in positions],
         "target": [f"{_bracket(i, targets)} {targets[i]}" if i in targets else "" for i in positions],
         "order": ["" if index is None else str(index) for index in explanation.order],
         "key rank": [str(r) for r in explanation.key_rank],
@@ -492,7 +492,7 @@ def _draw_mask(axes: Any, mask: np.ndarray, targets: np.ndarray, reuse_len: int)
     if reuse_len < length:
         axes.axvline(reuse_len, color=GREY, linewidth=1)
         axes.axhline(reuse_len, color=GREY, linewidth=1)
-        for center, name in ((reuse_len / 2, "reused part"), ((reuse_len + length) / 2, "new part")):
+        for center, name in ((reuse_len / 2, "reused part"), ((reuse_len + length) / 2, "rest")):
             axes.text(center, -0.25, name, ha="center", va="bottom", color=GREY, fontsize=12)
 
 

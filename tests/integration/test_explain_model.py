@@ -107,8 +107,8 @@ def test_the_page_lists_both_probabilities_and_their_sums(tokenizer, text, folde
 
 def test_windows_are_those_of_the_run_or_fit_the_objective(tokenizer, text, folder, tmp_path, capsys):
     run_dir = tmp_path / "run"
-    model, provenance = make_model(vocab_size=len(tokenizer)), {"data_fingerprint": "0"}
-    save_folder(run_dir / "model", ModelFolder.from_model(model, tokenizer, "permutation", provenance))
+    model = make_model(vocab_size=len(tokenizer))
+    save_folder(run_dir / "model", ModelFolder.from_model(model, tokenizer, "permutation", data_fingerprint="0"))
     save_config(load_config(PretrainConfig, None, SETTINGS), run_dir / "config.yaml")
     for path in (run_dir, run_dir / "model"):
         main([text, "--model", str(path)])
