@@ -13,7 +13,7 @@ Before timing, the losses of `cached` and `sliding` must agree where both depend
 and in any text if the model has one layer. In longer texts with more layers, `cached` depends on earlier tokens, too.
 
 Prints one JSON line per attention span: the median processor time per token of each way in milliseconds; the speed of `cached` and
-`hidden` relative to `sliding` (median over pairs of turns); and the FLOPs of `sliding` divided by the FLOPs of `cached`, for needed
+`hidden` relative to `sliding` (median over pairs of turns); and the FLOPs of `sliding` divided by the FLOPs of `cached`, for model
 FLOPs and for FLOPs with all scores (pretrain/planning/flops.py). The three ways take turns in one process.
 """
 
@@ -110,8 +110,8 @@ def measure(args: argparse.Namespace, span: int) -> dict[str, object]:
     speedups = {
         name: statistics.median(s / c for s, c in zip(times["sliding"], times[name], strict=True)) for name in readers
     }
-    needed, executed = (
-        flops_per_token(model.config, args.rows, span, window, counting) for counting in ("needed", "executed")
+    of_model, hardware = (
+        flops_per_token(model.config, args.rows, span, window, counting) for counting in ("model", "hardware")
     )
     return {
         "attention_span": span,
@@ -119,8 +119,8 @@ def measure(args: argparse.Namespace, span: int) -> dict[str, object]:
         **{f"{name}_ms_per_token": float(f"{statistics.median(ms):.4g}") for name, ms in times.items()},
         "times_as_fast": round(speedups["cached"], 1),
         "times_as_fast_with_hidden_states": round(speedups["hidden"], 1),
-        "flop_ratio": round(needed[1] / needed[0], 1),
-        "flop_ratio_all_scores": round(executed[1] / executed[0], 1),
+        "flop_ratio": round(of_model[1] / of_model[0], 1),
+        "flop_ratio_all_scores": round(hardware[1] / hardware[0], 1),
         "loss_differences": {name: float(f"{x:.2g}") for name, x in differences.items()},
     }
 

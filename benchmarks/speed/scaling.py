@@ -9,7 +9,7 @@ processes (Linux only):
 
     cpu_ms, times_base      median processor time of a step, and its ratio to that of the base (median over pairs of turns)
     step_mb                 peak memory of a step, minus that of weights, gradients, batch and recurrent memory
-    gflop, needed_gflop     FLOPs with all scores, and needed FLOPs (pretrain/planning/flops.py); *_of_base: relative to the base
+    gflop, needed_gflop     FLOPs with all scores, and model FLOPs (pretrain/planning/flops.py); *_of_base: relative to the base
     planned_mb              memory of a step with sdpa that the planner predicts (pretrain/planning/activation_memory.py), and of the
                             recurrent memory that the step returns
 """

@@ -18,7 +18,7 @@ Prints one JSON line per contender and number of rows. If a contender fails, its
     cpu_ms, wall_ms     median time of a step
     times_as_fast_as    speed of the first contender relative to each other contender: median ratio over pairs of turns, of wall time on
                         a GPU, and on a CPU of processor time, which other programs affect least
-    mfu                 needed FLOPs per second as a fraction of the device's published peak; see pretrain/planning/flops.py
+    mfu                 model FLOPs per second as a fraction of the device's published peak; see pretrain/planning/flops.py
     step_mb             peak memory of a step minus the memory before it: of tensors on a GPU; of a separate process on a CPU (--rss)
     activation_mb       memory per row that the forward pass keeps for the backward pass (GPU only)
 

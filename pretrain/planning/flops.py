@@ -20,7 +20,7 @@ from xlpre.model.language_model import meta_model
 from xlpre.objectives.registry import build_objective
 from xlpre.training.optimizer import is_layer_matrix
 
-Counting = Literal["executed", "needed"]  # see flops_by_part
+Counting = Literal["hardware", "model"]  # see flops_by_part
 
 # parts of a model and patterns of parameter names; the first pattern that matches decides
 PARTS = {
@@ -105,11 +105,11 @@ def matrix_shapes(model: ModelConfig) -> list[tuple[int, ...]]:
 
 
 def flops_per_step(model: ModelConfig, shape: BatchShape) -> float:
-    """Return the needed FLOPs of forward and backward of a micro-batch, from which model FLOPs utilization (MFU) is computed."""
-    return sum(flops_by_part(model, shape, "needed").values())
+    """Return the model FLOPs of forward and backward of a micro-batch, from which model FLOPs utilization (MFU) is computed."""
+    return sum(flops_by_part(model, shape, "model").values())
 
 
-def inference_flops(model: ModelConfig, shape: BatchShape, counting: Counting = "needed") -> float:
+def inference_flops(model: ModelConfig, shape: BatchShape, counting: Counting = "model") -> float:
     """Return the FLOPs of a forward pass at evaluation.
 
     The keys and values of the memory and the position keys are cached (xlpre/model/memory.py), so they cost nothing. This holds only for
@@ -124,7 +124,7 @@ def inference_flops(model: ModelConfig, shape: BatchShape, counting: Counting = 
 def flops_by_part(
     model: ModelConfig,
     shape: BatchShape,
-    counting: Counting = "executed",
+    counting: Counting = "hardware",
     activation_checkpointing: bool = False,
 ) -> dict[str, float]:
     """Return the FLOPs of the matrix products of forward and backward by part; a multiply-add counts as two.
@@ -132,23 +132,23 @@ def flops_by_part(
     Args:
         model: model config.
         shape: sizes of the micro-batch.
-        counting: `executed` counts what this model computes. `needed` counts what an exact implementation must compute. It
+        counting: `hardware` counts what this implementation computes. `model` counts what an exact implementation must compute. It
             leaves out masked scores, and position scores at distances at which a query has no key. It counts position keys once; this
             model computes them for each reading direction, because each direction has its own dropout.
-        activation_checkpointing: True if layers compute their forward pass twice. `needed` counts it once.
+        activation_checkpointing: True if layers compute their forward pass twice. `model` counts it once.
     """
     B, T, M, P, L = shape.rows, shape.seq_len, shape.mem_len, shape.n_targets, model.n_layer
     D, A, K, R = model.d_model, model.n_head * model.head_width, M + T, M + 2 * T
-    executed = counting == "executed"
-    extra_passes = int(executed and activation_checkpointing)
-    visible = 1.0 if executed else shape.visible_fraction
+    is_hardware = counting == "hardware"
+    extra_passes = int(is_hardware and activation_checkpointing)
+    visible = 1.0 if is_hardware else shape.visible_fraction
     # query rows of all layers; the last layer computes only the rows whose output is used
     rows = B * ((L - 1) * (T + P * shape.two_streams) + P + shape.next_sentence)
     # memory needs no gradient, but parameters that are applied to it before the keys and values (norm, position embedding) do
     memory_passes = (3 if model.norm != "post" or model.positions == "learned" else 2) + extra_passes
     by_distance = model.positions in ("relative", "shaw")
     # without dropout, sines and cosines of the distances 0 to K give the keys of all distances
-    distances = (1 + executed) * R if model.dropout else K + 1
+    distances = (1 + is_hardware) * R if model.dropout else K + 1
     F_, matrices = (gated_width(model), 3) if model.feed_forward in GATED else (model.d_inner, 2)
 
     def products(n_rows: float, inner: int, outer: float, passes: int = 3) -> float:
@@ -165,7 +165,7 @@ def flops_by_part(
         "keys and values": 2 * L * (layer_products(B * T, D, A) + products(B * M, D, A, memory_passes)),
         "position keys": L * products(distances, D, A, 2 + extra_passes) * (model.positions == "relative"),
         "content scores": layer_products(rows, A, K * visible),
-        "position scores": layer_products(rows, A, R if executed else K * visible) * by_distance,
+        "position scores": layer_products(rows, A, R if is_hardware else K * visible) * by_distance,
         "attention over values": layer_products(rows, A, K * visible),
         "feed-forward": layer_products(rows, D, F_ * matrices) - skipped,
         "embedding": _embedding_products(model, shape, products),

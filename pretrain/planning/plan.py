@@ -279,13 +279,13 @@ class Plan:
         return next(((stage, size) for stage in stages if (size := self.largest_micro_batch(stage))), (stages[-1], 1))
 
     def flops(self, micro_batch_size: int) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the needed and the executed FLOPs of a micro-batch by part."""
+        """Return the model FLOPs and the hardware FLOPs of a micro-batch by part."""
         shape = self.batch_shape(micro_batch_size)
-        executed = flops_by_part(self.model, shape, "executed", self.activation_checkpointing)
-        return flops_by_part(self.model, shape, "needed"), executed
+        hardware = flops_by_part(self.model, shape, "hardware", self.activation_checkpointing)
+        return flops_by_part(self.model, shape, "model"), hardware
 
     def flops_per_token(self, micro_batch_size: int) -> float:
-        """Return the needed FLOPs of a window token."""
+        """Return the model FLOPs of a window token."""
         flops = flops_per_step(self.model, self.batch_shape(micro_batch_size))
         return flops / (micro_batch_size * self.config.data.seq_len)
 
@@ -397,18 +397,18 @@ def _describe_memory(plan: Plan, stage: int, micro_batch_size: int) -> list[str]
 
 def _describe_flops(plan: Plan, micro_batch_size: int) -> list[str]:
     shape, n_tokens = plan.batch_shape(micro_batch_size), micro_batch_size * plan.config.data.seq_len
-    needed, executed = plan.flops(micro_batch_size)
+    of_model, hardware = plan.flops(micro_batch_size)
     lines = [
         f"FLOPS of matrix products, forward and backward, in MFLOP per window token (count; {shape.mem_len:,} memory columns and "
         f"{counted(shape.n_targets, 'target')} per row)",
-        f"  {'':32}{'needed':>12}{'executed':>12}",
+        f"  {'':32}{'model':>12}{'hardware':>12}",
     ]
     lines += [
-        f"  {part:32}{needed[part] / n_tokens / 1e6:>12,.1f}{executed[part] / n_tokens / 1e6:>12,.1f}"
-        for part in needed
-        if executed[part]
+        f"  {part:32}{of_model[part] / n_tokens / 1e6:>12,.1f}{hardware[part] / n_tokens / 1e6:>12,.1f}"
+        for part in of_model
+        if hardware[part]
     ]
-    sums = sum(needed.values()), sum(executed.values())
+    sums = sum(of_model.values()), sum(hardware.values())
     lines.append(f"  {'total':32}" + "".join(f"{n / n_tokens / 1e6:>12,.1f}" for n in sums))
     per_step = [n * plan.config.train.global_batch_size / micro_batch_size for n in sums]
     name, unit = ("PFLOP", 1e15) if per_step[0] > 1e13 else ("GFLOP", 1e9)

@@ -55,7 +55,7 @@ def test_parts_contain_the_parameters_of_their_name(model):
 
 @settings(max_examples=examples(60))
 @given(models().filter(lambda model: not model.cutoffs), shapes(), st.booleans())
-def test_executed_flops_equal_those_that_torch_counts(model, shape, checkpointed):
+def test_hardware_flops_equal_those_that_torch_counts(model, shape, checkpointed):
     total, _ = count_flops(model, shape, checkpointed)
     # torch stops recomputation at the last tensor that backward needs, before or after the last product
     last_product = (
@@ -89,12 +89,12 @@ def test_inference_flops_equal_those_that_torch_counts_with_a_kv_cache(settings_
     _, memory = language_model(batch, memory)
     with FlopCounterMode(display=False) as counter:
         language_model(batch, memory)
-    assert inference_flops(model, shape, "executed") == counter.get_total_flops()
+    assert inference_flops(model, shape, "hardware") == counter.get_total_flops()
 
 
-def test_recomputation_is_executed_but_not_needed():
+def test_recomputation_counts_as_hardware_flops_only():
     shape = BatchShape(2, 64, 48, 10, 32)
-    for counting, ratio in (("executed", 4 / 3), ("needed", 1)):
+    for counting, ratio in (("hardware", 4 / 3), ("model", 1)):
         once, twice = (sum(flops_by_part(LARGE, shape, counting, repeated).values()) for repeated in (False, True))
         assert twice / once == pytest.approx(ratio, rel=0.03)  # embedding and softmax are not recomputed
 
@@ -107,7 +107,7 @@ def test_flops_of_an_adaptive_softmax_follow_the_tokens_in_each_cluster(model, s
 
 
 @pytest.mark.parametrize("settings_", [{}, {"positions": "shaw", "n_positions": 40, "norm": "pre"}, {"mem_len": 0}])
-def test_executed_flops_equal_those_of_torch_for_large_matrices(settings_):
+def test_hardware_flops_equal_those_of_torch_for_large_matrices(settings_):
     model = ModelConfig(
         **{
             "vocab_size": 500,
