@@ -135,17 +135,14 @@ class TableSource:
             raise ValueError(f"{self._files.get(split, self._train[0])} contains no example. Choose another file.")
         return examples
 
-    def parse_example(
-        self, fields: Fields, location: str, default_id: str = "", labelled: bool | None = None
-    ) -> Example:
+    def parse_example(self, fields: Fields, location: str, default_id: str = "", labelled: bool = False) -> Example:
         """Build the example of a row.
 
         Args:
             fields: columns of the row.
             location: file and line, for error messages.
             default_id: id of the example if the row has no column `index` or `id`.
-            labelled: True to require a label; False to read it if it is not hidden; None to ignore it, for predictions. Only rows without
-                a label may have an empty text.
+            labelled: True to require a label. Only rows without a label may have an empty text.
 
         Raises:
             ValueError: a column is missing, empty or invalid.
@@ -154,7 +151,7 @@ class TableSource:
         if columns.aliases:
             fields = {columns.aliases.get(name, name): value for name, value in fields.items()}
         label: int | float | None = None
-        if labelled or (labelled is not None and not self._is_hidden_label(fields.get(columns.label))):
+        if labelled or not self._is_hidden_label(fields.get(columns.label)):
             if columns.label_names:
                 label = get_class_index(fields, columns.label, columns.label_names, location)
             else:

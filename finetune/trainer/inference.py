@@ -128,7 +128,8 @@ def _parse_line(task: Task, line: str | Fields, location: str, row: int) -> Exam
                 remedy = "Remove the other texts."
             raise ValueError(f"{location} is invalid: {rule}. {remedy}")
         fields = dict(zip(columns, texts, strict=True))
-    return task.parse_example(fields, location, str(row))
+    label = task.data_settings().get("label")  # the column of own files; predictions do not need it
+    return task.parse_example({name: value for name, value in fields.items() if name != label}, location, str(row))
 
 
 def _split_texts(line: str) -> list[str]:

@@ -156,7 +156,7 @@ def _compare(
         sliding_seconds.append(seconds)
         losses.append((cached_losses[position // window][position % window].item(), loss.item()))
         report(turn + 1)
-    cached_flops, sliding_flops = flops_per_token(config, 1, length, window, "needed")
+    cached_flops, sliding_flops = flops_per_token(config, 1, length, window, "model")
     return Comparison(
         attention_length=length,
         cached_loss=statistics.fmean(cached_loss for cached_loss, _ in losses),

@@ -54,7 +54,7 @@ def test_a_failed_run_is_named_and_finished_runs_are_skipped(ablation, tmp_path,
     assert "2 runs, 1 of them finished already" in result.stdout
     assert (tmp_path / "runs/tiny/all/seed_1/metrics.jsonl").stat().st_mtime_ns == written_at
     monkeypatch.chdir(tmp_path)
-    results = read_results(Ablation(ablation))
+    results = read_results(Ablation(ablation, ["train.steps=10"]))
     assert {row: row_results[0].last["step"] for row, row_results in results.items()} == {"all": 10, "no_memory": 10}
 
 

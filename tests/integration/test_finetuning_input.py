@@ -233,6 +233,14 @@ def test_a_line_with_two_texts_for_a_model_of_one_is_refused_with_what_to_remove
         list(predict_lines(make_finetuned(tokenizer, task, "last"), task, [("line 1", line)]))
 
 
+@pytest.mark.parametrize("label", ["bad", "unclear", ""])
+def test_predictions_ignore_the_label_column(tokenizer, label):
+    task = build_task("classify", TaskDataConfig(text=["one"], label="topic", labels=["good", "bad"]), "last")
+    model = make_finetuned(tokenizer, task, "last")
+    expected = list(predict_lines(model, task, [("line 1", "ba")]))
+    assert list(predict_lines(model, task, [("line 1", {"one": "ba", "topic": label})])) == expected
+
+
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.txt"])
 def test_a_table_is_read_by_its_columns_and_other_files_line_by_line(tmp_path, name):
     separator = "," if name == "a.csv" else "\t"

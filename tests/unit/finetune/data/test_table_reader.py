@@ -139,12 +139,4 @@ def test_numeric_labels_ignore_a_decimal_point_and_text_labels_do_not(tmp_path):
 )
 def test_minus_1_hides_the_label_unless_it_is_a_label_name(label_names, value, label):
     source = TableSource(Columns(("text",), "label", label_names), [], {}, {}, TaskDataConfig())
-    assert source.parse_example({"text": "ba", "label": value}, "", labelled=False).label == label
-
-
-def test_predictions_ignore_the_label_column():
-    source = TableSource(Columns(("text",), "label", ["even", "odd"]), [], {}, {}, TaskDataConfig())
-    assert source.parse_example({"text": "ba", "label": "unclear"}, "").label is None
-    assert source.parse_example({"text": "", "label": "odd"}, "").texts == ("",)
-    with pytest.raises(ValueError, match="label 'unclear'"):
-        source.parse_example({"text": "ba", "label": "unclear"}, "", labelled=False)
+    assert source.parse_example({"text": "ba", "label": value}, "").label == label
