@@ -136,9 +136,7 @@ def main() -> None:
     )
     parser.add_argument("--every", type=float, default=120, help="seconds between kills")
     parser.add_argument("--config", default=CONFIG, help="config file of the training run")
-    parser.add_argument(
-        "--save-every", type=int, default=50, help="steps between checkpoints; docs/reliability.md gives the best value"
-    )
+    parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
     parser.add_argument("--out", type=Path, help="file for the JSON lines")
     parser.add_argument(
         "--goal", type=float, default=0.9, help="the exit status is 1 if the fraction is below this value"
