@@ -170,18 +170,12 @@ def load_run_config(run_dir: Path) -> PretrainConfig:
     return load_config(PretrainConfig, path)
 
 
-def changed_length(config: PretrainConfig) -> dict[str, tuple[Any, Any]]:
-    """Compare `train.steps` and `train.hours` in the same way as `changed_settings`."""
-    run_dir = Path(config.run_dir)
-    if not (run_dir / "config.yaml").exists():
-        return {}
-    saved = load_run_config(run_dir).train
-    values = {name: (getattr(saved, name), getattr(config.train, name)) for name in ("steps", "hours")}
-    return {f"train.{name}": pair for name, pair in values.items() if pair[0] != pair[1]}
-
-
-def changed_settings(config: PretrainConfig) -> dict[str, tuple[Any, Any]]:
+def changed_settings(config: PretrainConfig, with_length: bool = False) -> dict[str, tuple[Any, Any]]:
     """Compare `config` with the existing run in `config.run_dir`, in the settings that determine the result of a run.
+
+    Args:
+        config: settings of the run.
+        with_length: also compare `train.steps` and `train.hours`.
 
     Returns:
         For each setting that differs, by key, its value in the run and its value in `config`. Empty if there is no run.
@@ -192,16 +186,23 @@ def changed_settings(config: PretrainConfig) -> dict[str, tuple[Any, Any]]:
     run_dir = Path(config.run_dir)
     if not (run_dir / "config.yaml").exists():
         return {}
-    return _differences(_result_settings(load_run_config(run_dir)), _result_settings(config))
+    saved, present = (
+        {**_result_settings(settings), **(_length(settings) if with_length else {})}
+        for settings in (load_run_config(run_dir), config)
+    )
+    return _differences(saved, present)
 
 
 def trained_settings(config: PretrainConfig) -> dict[str, Any]:
     """Return the settings that determine the rest of a run after a checkpoint, by key, as they are in its manifest."""
-    length = {"train.steps": config.train.steps, "train.hours": config.train.hours}
     settings: dict[str, Any] = json.loads(
-        json.dumps({**_result_settings(config), **length, "deepspeed": config.deepspeed})
+        json.dumps({**_result_settings(config), **_length(config), "deepspeed": config.deepspeed})
     )
     return settings
+
+
+def _length(config: PretrainConfig) -> dict[str, Any]:
+    return {"train.steps": config.train.steps, "train.hours": config.train.hours}
 
 
 def setting_changes(manifest: Mapping[str, Any], settings: Mapping[str, Any]) -> list[dict[str, Any]]:

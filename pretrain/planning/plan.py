@@ -85,7 +85,7 @@ class Plan:
         if self.config.init_from is not None:
             raise ValueError(
                 f"init_from={self.config.init_from} is invalid here: the plan does not read the shape of that model. Set init_from=null, "
-                "and n_layer, d_model, n_head and d_inner of model to its shape."
+                "and give model.n_layer, model.d_model, model.n_head and model.d_inner the values of that model."
             )
         if not 0 < self.mfu <= 1:
             raise ValueError(

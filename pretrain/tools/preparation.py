@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from tqdm import tqdm
@@ -82,10 +83,11 @@ def make_store(config: PretrainConfig, explicit_keys: ExplicitKeys = NO_EXPLICIT
     if not is_nothing(path):
         store = TokenStore(path)
         store.check_vocabulary(tokenizer, f"tokenizer.path={config.tokenizer.path}")
-        _check_source(store, config.text)
+        files = source_files(config.text)
+        _check_source(store, config.text, files)
         print(f"{path}: exists already, {_token_counts(store)}")
         _print_note(store.upgrade_note)
-        _print_note(_newer_text_note(store, config.text))
+        _print_note(_newer_text_note(store, files))
         return store
     _warn_of_unknown_characters(config, tokenizer)
     print(f"{path}: tokenizing {' '.join(config.text.sources)} ...", flush=True)
@@ -120,8 +122,8 @@ def _warn_of_unknown_characters(config: PretrainConfig, tokenizer: Tokenizer) ->
         )
 
 
-def _check_source(store: TokenStore, text: TextConfig) -> None:
-    """Raise ValueError if `store` was built with other `text` settings or other files."""
+def _check_source(store: TokenStore, text: TextConfig, files: Mapping[str, int]) -> None:
+    """Raise ValueError if `store` was built with other `text` settings or other `files`."""
     remedy = "set another data.store_dir, or delete the folder"
     built = dataclasses.asdict(config_from_mapping(TextConfig, store.meta["source"], str(store.path / META)))
     for key, configured in dataclasses.asdict(text).items():
@@ -131,22 +133,20 @@ def _check_source(store: TokenStore, text: TextConfig) -> None:
                 f"text.{key}={now} is invalid: data.store_dir={store.path} was built with text.{key}={before}. "
                 f"Set text.{key}={before}; or {remedy}."
             )
-    if changed := sorted(set(source_files(text).items()) ^ set(store.meta["files"].items())):
+    if changed := sorted(set(files.items()) ^ set(store.meta["files"].items())):
         raise ValueError(
             f"data.store_dir={store.path} is invalid: {changed[0][0]} was added, removed or changed after the store was built. "
             f"{remedy.capitalize()}."
         )
 
 
-def _newer_text_note(store: TokenStore, text: TextConfig) -> str:
-    """Return a note if a file of the text, of unchanged size, was modified after `store` was built; else an empty string."""
+def _newer_text_note(store: TokenStore, files: Mapping[str, int]) -> str:
+    """Return a note if one of the files, of unchanged size, was modified after `store` was built; else an empty string."""
     built = (store.path / META).stat().st_mtime
-    newer = next((name for name in source_files(text) if Path(name).stat().st_mtime > built), None)
-    return (
-        f"{newer} was modified after {store.path} was built. If its text has changed, delete the folder."
-        if newer
-        else ""
-    )
+    newer = next((name for name in files if Path(name).stat().st_mtime > built), None)
+    if newer is None:
+        return ""
+    return f"{newer} was modified after {store.path} was built. If its text has changed, delete the folder."
 
 
 class _ProgressBar:

@@ -200,6 +200,8 @@ def test_the_model_of_a_checkpoint_is_read_with_the_settings_of_its_run(tokenize
     assert read_run_config(str(run)).data.seq_len == 48
     write_folder(run / "model", tokenizer)  # as in the folder of a fine-tuning run
     assert read_run_config(str(run)) == read_run_config(str(tmp_path)) == PretrainConfig()
+    (tmp_path / "model.pt").touch()  # as of Transformer-XL
+    assert read_run_config(str(tmp_path / "model.pt")) == PretrainConfig()
 
 
 def test_a_limited_span_ends_at_the_memory_of_the_evaluation(causal, text, tmp_path, capsys):

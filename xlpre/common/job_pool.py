@@ -17,7 +17,7 @@ from pathlib import Path
 from xlpre.common.files import write_text
 from xlpre.common.plural import counted
 
-SHUTDOWN_SECONDS = 600  # for which torchrun waits until its processes have saved
+SHUTDOWN_SECONDS = 600  # time that torchrun gives its processes to save
 FAILURE = "failed.txt"  # in the folder of a command that failed: the reason in one line
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 

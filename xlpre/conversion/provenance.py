@@ -61,7 +61,7 @@ def read_provenance(path: Path) -> dict[str, Any] | None:
         raise ValueError(older_format(path))
     try:
         content = json.loads(file.read_text("utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # a model may be a single file, such as model.pt
         return None
     except (OSError, ValueError) as error:
         raise ValueError(f"{file} cannot be read: {error}. Copy the file again from the original folder.") from None

@@ -312,12 +312,12 @@ def build_reader(model: LanguageModel, objective: str, config: GenerationConfig)
     """Return the reader that computes the logits of a causal or permutation model.
 
     Raises:
-        ValueError: the model has absolute positions, which cached states do not share with the next token.
+        ValueError: the model has absolute positions: cached states hold those of earlier windows.
     """
     if model.config.has_absolute_positions:
         raise ValueError(
-            f"model.positions={model.config.positions} is invalid for generation: the next token is read with cached states, whose "
-            "positions are relative. Use a model with model.positions=relative or shaw."
+            f"model.positions={model.config.positions} is invalid for generation: the next token is read with cached states, which hold "
+            "positions of earlier windows. Use a model with model.positions=relative or shaw."
         )
     mem_len = default_mem_len(model) if config.mem_len is None else config.mem_len
     if objective == "causal":

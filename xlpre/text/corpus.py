@@ -324,11 +324,12 @@ def _matching_files(pattern: str, config: TextConfig) -> list[Path]:
         raise ValueError(
             f"text.source={pattern} is invalid: no file matches it. Set a glob such as 'wiki/*.txt.gz', docstrings, or hf:OWNER/NAME."
         )
-    unique = {os.path.realpath(path): path for path in reversed(paths)}  # `**` also follows links to folders
-    paths = [path for path in paths if unique[os.path.realpath(path)] == path]
+    unique: dict[str, Path] = {}
     for path in paths:
+        unique.setdefault(os.path.realpath(path), path)  # `**` also follows links to folders
+    for path in unique.values():
         file_kind(path, any_name=is_verbatim)
-    return paths
+    return list(unique.values())
 
 
 def _read_unit(unit: ReadUnit, config: TextConfig, counter: ByteCounter) -> Iterator[Document]:

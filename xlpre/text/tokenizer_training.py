@@ -153,13 +153,15 @@ def _split_long_documents(documents: Iterable[Document], max_chars: int) -> Iter
             yield document
             continue
         part: list[str] = []
+        size = 0
         for line in document:
             for start in range(0, len(line), max_chars):
                 piece = line[start : start + max_chars]
-                if part and sum(map(len, part)) + len(piece) > max_chars:
+                if part and size + len(piece) > max_chars:
                     yield part
-                    part = []
+                    part, size = [], 0
                 part.append(piece)
+                size += len(piece)
         yield part
 
 

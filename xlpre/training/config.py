@@ -35,8 +35,8 @@ class TrainConfig:
         steps: number of optimizer steps.
         hours: time budget in hours; null: no budget. The run ends after `steps` or `hours`, whichever comes first. The learning rate
             decays with the steps or the elapsed time, whichever is further ahead.
-        global_batch_size: batch size: number of rows of a step, summed over all processes and micro-steps. In pretraining, each row is a
-            lane, which reads consecutive windows of the text.
+        global_batch_size: batch size, the number of rows of a step, summed over all processes and micro-steps. In pretraining, each row is
+            a lane, which reads consecutive windows of the text.
         micro_batch_size: rows of one process in one forward and backward pass; null: all rows of the process. The number of micro-steps
             (accumulation) is global_batch_size / (number of processes * micro_batch_size).
         batch_warmup_steps: number of steps at the start, during which the number of micro-steps rises from 1 to the accumulation. If the

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 from finetune.config import FinetuneConfig, apply_cli_precedence, task_overrides
 from finetune.trainer.results import RESULT, Result, seed_folder
-from pretrain.config import PretrainConfig, changed_length, changed_settings
+from pretrain.config import PretrainConfig, changed_settings
 from pretrain.trainer.inputs import RunInputs, is_finished, model_dir
 from xlpre.common.files import atomic_dir, compute_crc32c, lock_dir, write_text
 from xlpre.config.cli import ExplicitKeys
@@ -150,7 +150,8 @@ class Pretraining(Stage):
 
     def check_settings(self) -> None:
         """Raise ValueError if the run in the folder has other settings than its row."""
-        for key, (saved, present) in (changed_settings(self.config) | changed_length(self.config)).items():
+        for key, values in changed_settings(self.config, with_length=True).items():
+            saved, present = ("null" if value is None else value for value in values)
             raise ValueError(
                 f"row {self.row}: {key}={present} is invalid: {self.folder} was trained with {key}={saved}. "
                 f"Set {key}={saved}, rename the row, or remove that folder."

@@ -20,6 +20,19 @@ from xlpre.text.tokenizer import TokenizerConfig
 from xlpre.text.tokenizer_training import train_tokenizer
 
 
+def write_text(folder):
+    """Write a.txt with 40 documents. Return the file, and settings that read all .txt files of the folder."""
+    file = folder / "a.txt"
+    file.write_text("\n\n".join("\n".join(document) for document in make_documents(40)))
+    return file, TextConfig(source=f"{folder}/*.txt", val_fraction=0.3, num_processes=1)
+
+
+def after_encoding(action):
+    """Return a function that encodes all text, and then calls `action`."""
+    encode_all = store_builder.encode_all
+    return lambda *args: (encode_all(*args), action())
+
+
 def texts(split, tokenizer):
     return [tokenizer.decode(ids) for ids in np.split(np.asarray(split.tokens), split.document_ends[:-1])]
 
@@ -39,47 +52,30 @@ def test_no_validation_document_is_in_the_training_split(tmp_path_factory, token
 
 
 def test_encoded_text_survives_if_the_files_disappear_before_the_store_is_complete(tmp_path, tokenizer, monkeypatch):
-    text = tmp_path / "a.txt"
-    text.write_text("\n\n".join("\n".join(document) for document in make_documents(40)))
-    config = TextConfig(source=f"{tmp_path}/*.txt", val_fraction=0.3, num_processes=1)
-    encode_all = store_builder.encode_all
-
-    def encode_and_remove(*args):
-        encode_all(*args)
-        text.rename(tmp_path / "moved")
-
-    monkeypatch.setattr(store_builder, "encode_all", encode_and_remove)
+    text, config = write_text(tmp_path)
+    monkeypatch.setattr(store_builder, "encode_all", after_encoding(lambda: text.rename(tmp_path / "moved")))
     with pytest.raises(ValueError, match="no file"):
         build_store(tmp_path / "store", config, tokenizer)
     assert has_shards(tmp_path / ".store.unfinished")
 
 
 def test_text_that_changes_while_it_is_read_is_refused(tmp_path, tokenizer, monkeypatch):
-    text = tmp_path / "a.txt"
-    text.write_text("\n\n".join("\n".join(document) for document in make_documents(40)))
-    config = TextConfig(source=f"{tmp_path}/*.txt", val_fraction=0.3, num_processes=1)
-    encode_all = store_builder.encode_all
-
-    def encode_and_add(*args):
-        encode_all(*args)
-        (tmp_path / "b.txt").write_text("Ba di.")
-
-    monkeypatch.setattr(store_builder, "encode_all", encode_and_add)
-    with pytest.raises(ValueError, match=r"b\.txt was added, removed or changed while"):
-        build_store(tmp_path / "store", config, tokenizer)
-    monkeypatch.setattr(store_builder, "encode_all", encode_all)
+    _, config = write_text(tmp_path)
+    with monkeypatch.context() as patch:
+        add_file = after_encoding(lambda: (tmp_path / "b.txt").write_text("Ba di."))
+        patch.setattr(store_builder, "encode_all", add_file)
+        with pytest.raises(ValueError, match=r"b\.txt was added, removed or changed while"):
+            build_store(tmp_path / "store", config, tokenizer)
     assert build_store(tmp_path / "store", config, tokenizer).meta["files"].keys() == {
         f"{tmp_path}/{name}" for name in ("a.txt", "b.txt")
     }
 
 
 def test_a_store_is_written_where_a_link_leads(tmp_path, tokenizer):
-    (tmp_path / "a.txt").write_text("\n\n".join("\n".join(document) for document in make_documents(40)))
+    _, config = write_text(tmp_path)
     (tmp_path / "large_disk").mkdir()
     (tmp_path / "store").symlink_to(tmp_path / "large_disk" / "store")
-    build_store(
-        tmp_path / "store", TextConfig(source=f"{tmp_path}/a.txt", val_fraction=0.3, num_processes=1), tokenizer
-    )
+    build_store(tmp_path / "store", config, tokenizer)
     assert (tmp_path / "store").is_symlink() and (tmp_path / "large_disk" / "store" / "meta.json").exists()
 
 

@@ -75,7 +75,7 @@ def test_a_run_with_other_settings_than_its_row_is_refused(write):
     for overrides, message in (
         (["optim.lr=1e-2", "train.log_every=9"], None),
         (["optim.lr=1e-2", "train.steps=7"], r"train.steps=100000 .*train.steps=7"),
-        (["optim.lr=1e-2", "train.hours=2"], r"train.hours=None .*train.hours=2"),
+        (["optim.lr=1e-2", "train.hours=2"], r"train.hours=null .*train.hours=2"),
         (["optim.lr=1e-3"], r"row high: optim.lr=0.01 .*runs/some/high/seed_1 .*optim.lr=0.001"),
         (["optim.lr=1e-2", "schedule.decay=constant"], "schedule.decay=constant"),
         (["optim.lr=1e-2", "eval.num_windows=3"], "eval.num_windows=3"),
