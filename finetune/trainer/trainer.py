@@ -146,7 +146,7 @@ class Trainer:
         )
         self._manifest = {**inputs.manifest(seed), "train.precision": context.precision}
         checkpoints = self.folder / checkpoint.CHECKPOINTS_DIR
-        saved = checkpoint.find_resume_checkpoint(checkpoints, self.context.comm)
+        saved = checkpoint.find_latest_valid(checkpoints, self.context.comm)
         manifest = checkpoint.read_manifest(saved) if saved else {}
         if saved:
             inputs.check_resumable(saved, manifest, self._manifest)

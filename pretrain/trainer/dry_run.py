@@ -33,7 +33,7 @@ def dry_run(config: PretrainConfig, explicit_keys: ExplicitKeys) -> None:
     config.train.batch_schedule(world_size())
     start = inputs.weight_init.description
     folder, finished = checkpoints_dir(config), is_finished(config, explicit_keys)
-    saved = checkpoint.list_complete(folder)[-1] if finished else checkpoint.latest_valid(folder)
+    saved = checkpoint.list_complete(folder)[-1] if finished else checkpoint.find_latest_valid(folder)
     if saved:
         step = inputs.read_manifest(saved)["step"]
         start = f"already finished at step {step:,}" if finished else f"resumes from {saved} at step {step:,}"

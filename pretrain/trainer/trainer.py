@@ -128,7 +128,7 @@ class Trainer:
         self._samples = Samples(config, self.store, self.tokenizer)
         self._lock = context.lock_run_dir(self.run_dir, "training")
 
-        saved = checkpoint.find_resume_checkpoint(checkpoints_dir(config), context.comm)
+        saved = checkpoint.find_latest_valid(checkpoints_dir(config), context.comm)
         precision = {"train.precision": context.precision}
         self._manifest = {**self._inputs.manifest, **precision, "eval": eval_protocol(config)}
         manifest = self._inputs.read_manifest(saved, **precision) if saved else {}

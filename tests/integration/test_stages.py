@@ -234,7 +234,7 @@ def test_a_lane_that_a_changed_warmup_leaves_out_starts_again_with_empty_memory(
     valid = []
     for case in (first, changed):
         train_all([make_args("changed", **case)])
-        saved = checkpoint.latest_valid(tmp_path / "changed/checkpoints")
+        saved = checkpoint.find_latest_valid(tmp_path / "changed/checkpoints")
         lanes = [list(range(BATCH_SIZE))]
         ((_, n_valid),) = checkpoint.read_lane_memory(saved, checkpoint.read_manifest(saved), lanes)
         valid.append((n_valid > 0).tolist())

@@ -77,36 +77,31 @@ def list_incomplete(folder: Path, latest: Path | None) -> list[Path]:
     return [path for path in list_all(folder) if latest is None or path.name > latest.name]
 
 
-def find_resume_checkpoint(folder: Path, comm: Comm) -> Path | None:
+def find_latest_valid(folder: Path, comm: Comm | None = None) -> Path | None:
     """Return the latest checkpoint whose checksums are correct, or None if there is no checkpoint.
 
-    Every process must call it. Rank 0 lists the checkpoints, and each process verifies a part of the files.
+    Args:
+        folder: the folder of all checkpoints.
+        comm: collectives of the job. Every process must then call this function: rank 0 lists the checkpoints, and each process verifies a
+            part of the files. None: this process does everything.
 
     Raises:
         ValueError: there are checkpoints, but none of them is valid.
     """
-    names = comm.call_on_rank_zero(lambda: [path.name for path in reversed(list_complete(folder))])
+
+    def list_newest_first() -> list[str]:
+        return [path.name for path in reversed(list_complete(folder))]
+
+    names = list_newest_first() if comm is None else comm.call_on_rank_zero(list_newest_first)
     for path in (folder / name for name in names):
         if is_valid(path, comm):
             return path
-    _refuse_damaged(folder)
-    return None
-
-
-def latest_valid(folder: Path) -> Path | None:
-    """Return the same as `find_resume_checkpoint`, in a process by itself."""
-    if path := next(filter(is_valid, reversed(list_complete(folder))), None):
-        return path
-    _refuse_damaged(folder)
-    return None
-
-
-def _refuse_damaged(folder: Path) -> None:
     if damaged := [path.name for path in list_all(folder) if (path / MANIFEST).exists()]:
         raise ValueError(
             f"{folder} has no valid checkpoint: files of {', '.join(damaged)} are missing, truncated or damaged. Restore the files, or "
             "remove these folders to start again at step 0."
         )
+    return None
 
 
 def is_valid(checkpoint: Path, comm: Comm | None = None) -> bool:

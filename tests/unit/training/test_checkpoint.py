@@ -60,7 +60,7 @@ def memories(seed=0):
 @pytest.fixture
 def save(tmp_path):
     def make(step, keep_last=2, keep_every=None, engine=None, write_model=write_model):
-        resumed = checkpoint.latest_valid(tmp_path / "all")
+        resumed = checkpoint.find_latest_valid(tmp_path / "all")
         writer = CheckpointWriter(tmp_path / "all", Comm(), keep_last, keep_every, resumed=resumed)
         writer.begin(step, engine or Engine(0), memories(), {"seed": 1}, write_model)
         writer.close()
@@ -99,7 +99,7 @@ def test_the_last_checkpoints_are_kept(save):
     for step in (5, 10, 20, 100):
         folder = save(step)
     assert names(folder) == ["step_00000020", "step_00000100"]
-    assert checkpoint.read_manifest(checkpoint.find_resume_checkpoint(folder, Comm()))["step"] == 100
+    assert checkpoint.read_manifest(checkpoint.find_latest_valid(folder, Comm()))["step"] == 100
 
 
 def test_a_folder_without_a_manifest_or_with_a_cut_or_missing_file_is_not_a_checkpoint(save):
@@ -142,7 +142,7 @@ def test_a_checkpoint_with_a_changed_byte_is_skipped(save, name):
     save(1, engine=Engine(1))
     folder = save(2, engine=Engine(2))
     damage(folder / "step_00000002" / name)
-    latest = checkpoint.find_resume_checkpoint(folder, Comm())
+    latest = checkpoint.find_latest_valid(folder, Comm())
     assert latest.name == "step_00000001"
     assert [path.name for path in checkpoint.list_incomplete(folder, latest)] == ["step_00000002"]
 
@@ -157,14 +157,14 @@ def test_a_checkpoint_that_the_disk_cannot_read_is_skipped(save, monkeypatch):
         return compute_crc32c(file)
 
     monkeypatch.setattr(checkpoint, "compute_crc32c", fail)
-    assert checkpoint.find_resume_checkpoint(folder, Comm()).name == "step_00000001"
+    assert checkpoint.find_latest_valid(folder, Comm()).name == "step_00000001"
 
 
 def test_a_run_with_damaged_checkpoints_only_is_refused(save):
     folder = save(1)
     damage(folder / "step_00000001" / "lanes_000.safetensors")
     with pytest.raises(ValueError, match="no valid checkpoint: files of step_00000001 .* remove"):
-        checkpoint.find_resume_checkpoint(folder, Comm())
+        checkpoint.find_latest_valid(folder, Comm())
 
 
 def test_copies_and_other_files_of_the_user_are_ignored(save):
@@ -173,7 +173,7 @@ def test_copies_and_other_files_of_the_user_are_ignored(save):
     for name in copies:
         shutil.copytree(folder / "step_00000002", folder / name)
     (folder / "step_00000099").write_text("notes")
-    assert checkpoint.find_resume_checkpoint(folder, Comm()).name == "step_00000002"
+    assert checkpoint.find_latest_valid(folder, Comm()).name == "step_00000002"
     for step in (4, 6):
         save(step, keep_last=2)
     assert {path.name for path in folder.iterdir()} == copies | {"step_00000099", "step_00000004", "step_00000006"}
@@ -195,7 +195,7 @@ def test_the_best_weights_stay_in_every_later_checkpoint_and_become_the_result(t
     writer.keep_best(2, engines[2])
     assert torch.equal(weights_in(save(writer, 3) / "best"), engines[2].module.weight)
     writer.close()
-    resumed = CheckpointWriter(folder, Comm(), 1, resumed=checkpoint.latest_valid(folder))
+    resumed = CheckpointWriter(folder, Comm(), 1, resumed=checkpoint.find_latest_valid(folder))
     assert torch.equal(weights_in(save(resumed, 4) / "best"), engines[2].module.weight) and names(folder) == [
         "step_00000004"
     ]
@@ -212,7 +212,7 @@ def test_a_damaged_checkpoint_is_removed_once_its_steps_were_repeated(save, step
     for earlier in (8, 10):
         folder = save(earlier)
     damage(folder / "step_00000010/lanes_000.safetensors")
-    resumed = checkpoint.find_resume_checkpoint(folder, Comm())
+    resumed = checkpoint.find_latest_valid(folder, Comm())
     published = []
     writer = CheckpointWriter(folder, Comm(), 1, publish=published.append, resumed=resumed)
     writer.begin(step, Engine(0), memories(), {}, write_model)
@@ -225,7 +225,7 @@ def test_the_error_of_a_full_disk_names_the_valid_checkpoint(save):
     for step in (8, 10):
         folder = save(step)
     damage(folder / "step_00000010/lanes_000.safetensors")
-    writer = CheckpointWriter(folder, Comm(), 1, resumed=checkpoint.find_resume_checkpoint(folder, Comm()))
+    writer = CheckpointWriter(folder, Comm(), 1, resumed=checkpoint.find_latest_valid(folder, Comm()))
     writer.begin(9, Engine(0), memories(), {}, write_to_full_disk)
     with pytest.raises(ValueError, match="latest valid checkpoint is step_00000008"):
         writer.finish()
@@ -239,7 +239,7 @@ def test_checkpoints_at_multiples_of_keep_every_are_never_removed(save):
 
 def test_a_full_disk_leaves_the_previous_checkpoint_only(save):
     folder = save(1)
-    writer = CheckpointWriter(folder, Comm(), 2, resumed=checkpoint.latest_valid(folder))
+    writer = CheckpointWriter(folder, Comm(), 2, resumed=checkpoint.find_latest_valid(folder))
     writer.begin(2, Engine(0), memories(), {}, write_to_full_disk)
     with pytest.raises(ValueError, match=r"could not be written .*No space left.* step_00000001.* Free disk space"):
         writer.finish()
@@ -276,7 +276,7 @@ def test_a_checkpoint_with_a_changed_manifest_is_skipped(save, old, new):
     assert old in text
     manifest.write_bytes(text.replace(old, new, 1).encode(errors="surrogateescape"))
     assert names(folder) == ["step_00000001"]
-    assert checkpoint.find_resume_checkpoint(folder, Comm()).name == "step_00000001"
+    assert checkpoint.find_latest_valid(folder, Comm()).name == "step_00000001"
 
 
 class FailingDisk:
@@ -300,7 +300,7 @@ def test_a_save_is_tried_again(save):
 def test_failed_saves_are_skipped_until_too_many_in_a_row_failed(save, capsys):
     folder = save(1)
     writer, disk = (
-        CheckpointWriter(folder, Comm(), 2, resumed=checkpoint.latest_valid(folder), max_failed=3),
+        CheckpointWriter(folder, Comm(), 2, resumed=checkpoint.find_latest_valid(folder), max_failed=3),
         FailingDisk(errno.ESTALE, failures=0),
     )
     outcomes = []
@@ -332,12 +332,12 @@ def test_an_error_in_any_phase_of_a_save_leaves_a_valid_checkpoint_and_nothing_u
         raise OSError(errno.EIO, "Input/output error")
 
     folder = save(1)
-    writer = CheckpointWriter(folder, Comm(), 1, resumed=checkpoint.latest_valid(folder), max_failed=9)
+    writer = CheckpointWriter(folder, Comm(), 1, resumed=checkpoint.find_latest_valid(folder), max_failed=9)
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, fail)
         writer.begin(2, Engine(0), memories(), {}, write_model)
         writer.finish()
-    valid = checkpoint.find_resume_checkpoint(folder, Comm())
+    valid = checkpoint.find_latest_valid(folder, Comm())
     assert valid.name == latest and not [path.name for path in folder.iterdir() if path.name > latest]
     writer.begin(3, Engine(0), memories(), {}, write_model)
     writer.close()
@@ -347,7 +347,7 @@ def test_an_error_in_any_phase_of_a_save_leaves_a_valid_checkpoint_and_nothing_u
 @pytest.mark.parametrize("newer", [False, True])
 def test_the_best_weights_of_a_failed_save_are_in_the_next_checkpoint(save, newer):
     folder, engines = save(1), [Engine(0), Engine(1), Engine(2)]
-    writer = CheckpointWriter(folder, Comm(), 1, resumed=checkpoint.latest_valid(folder), max_failed=9)
+    writer = CheckpointWriter(folder, Comm(), 1, resumed=checkpoint.find_latest_valid(folder), max_failed=9)
     writer.keep_best(2, engines[1])
     writer.begin(2, engines[1], memories(), {}, write_to_full_disk)
     if newer:  # while the failing save is in progress
@@ -402,7 +402,7 @@ def test_a_byte_that_the_disk_changed_during_writing_is_noticed(save):
         return entries
 
     folder = save(2, write_model=write_and_damage)
-    assert checkpoint.find_resume_checkpoint(folder, Comm()).name == "step_00000001"
+    assert checkpoint.find_latest_valid(folder, Comm()).name == "step_00000001"
 
 
 @pytest.mark.parametrize("name", ["compute_crc32c", "read_manifest"])
@@ -414,7 +414,7 @@ def test_a_checkpoint_is_not_taken_for_damaged_because_the_file_system_fails_for
 
     monkeypatch.setattr(checkpoint, name, fail)
     with pytest.raises(OSError, match="Stale file handle"):
-        checkpoint.find_resume_checkpoint(folder, Comm())
+        checkpoint.find_latest_valid(folder, Comm())
 
 
 def save_twice(folder, keep_old_memory):

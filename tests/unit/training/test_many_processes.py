@@ -131,7 +131,7 @@ def test_a_process_resumes_with_a_few_file_operations(
     monkeypatch.setenv("WORLD_SIZE", str(processes))
     for _ in range(3):  # whether the run is finished, its format and its shape
         newest, _ = checkpoint.read_newest_manifest(folder)
-    saved = checkpoint.find_resume_checkpoint(folder, SimulatedComm(processes))
+    saved = checkpoint.find_latest_valid(folder, SimulatedComm(processes))
     assert saved == newest
     manifest = checkpoint.read_manifest(saved)
     assert set(checkpoint.saved_weights(saved)) == set(dict(engine.module.named_parameters()))
