@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from xlpre.common.messages import as_yaml
 from xlpre.config.loader import load_config
 from xlpre.data.window_layout import DataConfig
 from xlpre.model.config import MemoryConfig, ModelConfig
@@ -224,7 +225,9 @@ def setting_changes(manifest: Mapping[str, Any], settings: Mapping[str, Any]) ->
 
 def describe_changes(changes: Mapping[str, Any]) -> str:
     """Describe an entry of `setting_changes`."""
-    return ", ".join(f"{key}={now} (before: {before})" for key, (before, now) in changes["settings"].items())
+    return ", ".join(
+        f"{key}={as_yaml(now)} (before: {as_yaml(before)})" for key, (before, now) in changes["settings"].items()
+    )
 
 
 def _differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse(argv)
     check_options(args)
 
-    from xlpre.common.plural import counted
+    from xlpre.common.messages import counted
     from xlpre.conversion.model_folder import load_folder
     from xlpre.inference.cloze import encode_cloze, format_result, predict_blanks
     from xlpre.inference.filling import check_objective, fill, format_fillings, format_pieces

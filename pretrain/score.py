@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from pretrain.tools.text_scores import CHUNK_LINES, score_lines, score_pairs, write_records
     from xlpre.common.files import write_text
-    from xlpre.common.plural import counted
+    from xlpre.common.messages import counted
     from xlpre.common.tables import to_text
     from xlpre.conversion.model_folder import load_folder
     from xlpre.inference.minimal_pairs import draw_accuracies, read_pairs

@@ -17,7 +17,7 @@ from finetune.tasks.base import Task
 from finetune.tasks.squad import read_questions
 from finetune.trainer.evaluator import predict_split, resolve_overhead_tokens
 from finetune.trainer.task_model import TaskModel
-from xlpre.common.plural import counted
+from xlpre.common.messages import counted
 from xlpre.conversion.task_model_folder import TaskModelFolder
 from xlpre.model.initialization import build_with_weights
 from xlpre.text.json_objects import parse_object

@@ -22,7 +22,7 @@ from finetune.trainer.logger import TrainLogger
 from finetune.trainer.results import BEST, seed_folder
 from finetune.trainer.task_model import TaskModel, resolve_shared_backend
 from xlpre.common.files import FileEntries, hardlink_copy
-from xlpre.common.plural import counted
+from xlpre.common.messages import counted
 from xlpre.config.loader import save_config
 from xlpre.conversion.task_model_folder import load_task_model, save_task_model
 from xlpre.model.config import ModelConfig

@@ -20,7 +20,7 @@ from pretrain.planning.flops import (
     parameter_sizes,
 )
 from pretrain.planning.zero_memory import ZeroMemory, communication_volume, zero_memory
-from xlpre.common.plural import counted
+from xlpre.common.messages import counted
 from xlpre.model.config import ModelConfig
 from xlpre.training.deepspeed_engine import PRECISIONS, reduce_bucket_size
 from xlpre.training.deepspeed_overrides import communication_dtype, enabled_offloads, zero_stage

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from pretrain.config import PretrainConfig
+from xlpre.common.messages import counted
 from xlpre.common.plots import new_figure, save_figure
-from xlpre.common.plural import counted
 from xlpre.data.lanes import DirectedText, WindowLocation
 from xlpre.data.rng import RowRng
 from xlpre.data.store import SplitData, TokenStore

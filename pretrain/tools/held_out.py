@@ -20,8 +20,8 @@ import torch
 from pretrain.config import PretrainConfig, load_run_config
 from pretrain.tools.run_record import find_pretraining_run
 from xlpre.common.job_pool import stop_with_parent
+from xlpre.common.messages import counted
 from xlpre.common.plots import new_axes, save_figure
-from xlpre.common.plural import counted
 from xlpre.conversion.model_folder import ModelFolder, load_folder
 from xlpre.data.store import TokenStore, is_store
 from xlpre.inference.evaluation import (

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from pretrain.config import PretrainConfig
 from pretrain.trainer.config_warnings import ignored_vocab_size, warn_of_small_validation_text
+from xlpre.common.messages import as_yaml
 from xlpre.config.cli import NO_EXPLICIT_KEYS, ExplicitKeys
 from xlpre.config.loader import config_from_mapping
 from xlpre.data.store import META, TokenStore, is_nothing, is_store
@@ -128,7 +129,7 @@ def _check_source(store: TokenStore, text: TextConfig, files: Mapping[str, int])
     built = dataclasses.asdict(config_from_mapping(TextConfig, store.meta["source"], str(store.path / META)))
     for key, configured in dataclasses.asdict(text).items():
         if key != "num_processes" and built[key] != configured:
-            before, now = ("null" if value is None else value for value in (built[key], configured))
+            before, now = as_yaml(built[key]), as_yaml(configured)
             raise ValueError(
                 f"text.{key}={now} is invalid: data.store_dir={store.path} was built with text.{key}={before}. "
                 f"Set text.{key}={before}; or {remedy}."

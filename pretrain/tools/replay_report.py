@@ -7,7 +7,7 @@ from pathlib import Path
 from pretrain.tools.nonfinite_replay import NonFiniteSite, ReplayResult, format_rows, is_finite, replay
 from pretrain.trainer.nonfinite_dump import read_dump
 from xlpre.batch import Batch
-from xlpre.common.plural import counted
+from xlpre.common.messages import counted
 from xlpre.model.memory import Memory
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training.deepspeed_engine import PRECISIONS

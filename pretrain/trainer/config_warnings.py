@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pretrain.config import PretrainConfig
-from xlpre.common.plural import counted
+from xlpre.common.messages import counted
 from xlpre.config.cli import ExplicitKeys
 from xlpre.data.store import TokenStore
 

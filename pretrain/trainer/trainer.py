@@ -32,7 +32,7 @@ from pretrain.trainer.logger import TrainLogger
 from pretrain.trainer.samples import Samples
 from xlpre.batch import Batch
 from xlpre.common.files import FileEntries, hardlink_copy
-from xlpre.common.plural import counted
+from xlpre.common.messages import counted
 from xlpre.config.cli import NO_EXPLICIT_KEYS, ExplicitKeys
 from xlpre.config.loader import save_config
 from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder

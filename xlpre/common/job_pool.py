@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from xlpre.common.files import write_text
-from xlpre.common.plural import counted
+from xlpre.common.messages import counted
 
 SHUTDOWN_SECONDS = 600  # time that torchrun gives its processes to save
 FAILURE = "failed.txt"  # in the folder of a command that failed: the reason in one line

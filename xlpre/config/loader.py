@@ -21,6 +21,7 @@ from omegaconf import BooleanNode, DictConfig, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import OmegaConfBaseException
 
 from xlpre.common.files import write_text
+from xlpre.common.messages import as_yaml
 from xlpre.config.key_suggestions import suggest_key
 from xlpre.config.schema_docs import setting_keys
 
@@ -269,7 +270,7 @@ def _check_keys(group: DictConfig, layer: DictConfig, origin: str, prefix: str =
 
 def _check_kind(default: Any, value: Any, key: str, origin: str) -> None:
     """Raise ValueError if `default` is a list, mapping or boolean and `value` is not."""
-    setting = f"{key}={'null' if value._value() is None else value._value()} is invalid:"
+    setting = f"{key}={as_yaml(value._value())} is invalid:"
     if origin == f"{key}=":
         setting = f"{origin} is invalid: the value is empty;"
     prefix = "" if origin.startswith(f"{key}=") else f"{origin}: "  # an override shows key and value itself

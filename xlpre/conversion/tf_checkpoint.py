@@ -16,7 +16,7 @@ import google_crc32c
 import numpy as np
 
 from xlpre.common.files import atomic_write
-from xlpre.common.plural import counted
+from xlpre.common.messages import counted
 
 MAGIC = 0xDB4775248B80FB57.to_bytes(8, "little")
 FOOTER_BYTES = 48

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 from xlpre.batch import HIDDEN_RANK, Batch
-from xlpre.common.plural import counted
+from xlpre.common.messages import counted
 from xlpre.common.tables import to_text
 from xlpre.inference.cloze import (
     ClozeResult,

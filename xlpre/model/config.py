@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Literal
 
+from xlpre.common.messages import as_yaml
 from xlpre.config.schema_docs import check_choices
 
 MAX_LAYERS = 1000  # a damaged file must not make the computer build billions
@@ -140,10 +141,9 @@ class ModelConfig:
     def _check_positions(self) -> None:
         is_learned = self.positions in ("shaw", "learned")
         if is_learned != (self.n_positions is not None) or (self.n_positions is not None and self.n_positions < 1):
-            value = "null" if self.n_positions is None else self.n_positions
             remedy = "seq_len + mem_len" if is_learned else "null"
             raise ValueError(
-                f"model.n_positions={value} is invalid with model.positions={self.positions}: it must be at least 1 "
+                f"model.n_positions={as_yaml(self.n_positions)} is invalid with model.positions={self.positions}: it must be at least 1 "
                 f"with model.positions=shaw or learned, and null otherwise. Set model.n_positions={remedy}."
             )
         if self.clamp_len is not None and self.positions == "learned":

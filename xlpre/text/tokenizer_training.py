@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from xlpre.common.files import write_text
+from xlpre.common.messages import as_yaml
 from xlpre.text.corpus import TextConfig, source_files, split_range
 from xlpre.text.document import Document
 from xlpre.text.preprocess import Preprocess, clean_text
@@ -106,10 +107,7 @@ def check_training_record(path: Path, tokenizer: Tokenizer, text: TextConfig, co
         parts = [f"{word}: {_describe_sources(sorted(part, key=str))}" for word, part in differences.items() if part]
         difference = f"on other text than text.source={' '.join(text.sources)} ({'; '.join(parts)})"
     else:
-        value_before, value_now = (
-            "null" if record[changed] is None else record[changed] for record in (recorded, expected)
-        )
-        difference = f"with {changed}={value_before}, not {value_now}"
+        difference = f"with {changed}={as_yaml(recorded[changed])}, not {as_yaml(expected[changed])}"
     raise ValueError(
         f"tokenizer.path={path} is invalid: it was trained {difference}. Set another tokenizer.path, delete the file to train it "
         f"again, or delete {record_path(path)} to use it anyway."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xlpre.common.plural import counted
+from xlpre.common.messages import counted
 
 
 @dataclass(frozen=True)

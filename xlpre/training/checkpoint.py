@@ -32,6 +32,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from xlpre.common.files import compute_crc32c
+from xlpre.common.messages import as_yaml
 from xlpre.common.os_errors import is_transient, retry
 from xlpre.training.distributed import Comm, rank, world_size
 
@@ -167,9 +168,9 @@ def check_compatible(checkpoint: Path, manifest: Mapping[str, Any], expected: Ma
         if isinstance(value, dict):
             name = next(name for name in [*value, *saved] if saved.get(name) != value.get(name))
             key, saved, value = f"{key}.{name}", saved.get(name), value.get(name)
-        written = f"{key}={_as_yaml(saved)}"
+        written = f"{key}={as_yaml(saved)}"
         raise ValueError(
-            f"{key}={_as_yaml(value)} is invalid: {checkpoint} was written with {written}, and this setting must not change when the "
+            f"{key}={as_yaml(value)} is invalid: {checkpoint} was written with {written}, and this setting must not change when the "
             f"run resumes. Set {written}, or give the run another name."
         )
 
@@ -253,11 +254,6 @@ def read_lane_memory(
         (torch.stack([rows[lane][0] for lane in lanes], 1), torch.stack([rows[lane][1] for lane in lanes]))
         for lanes in groups
     ]
-
-
-def _as_yaml(value: Any) -> str:
-    """Return a value as a user writes it in settings."""
-    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def _compute_checksum(manifest: Mapping[str, Any]) -> int:

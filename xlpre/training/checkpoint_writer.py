@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from xlpre.common.files import FileEntries, fsync, hardlink_copy, write_text
+from xlpre.common.messages import counted
 from xlpre.common.os_errors import error_number, remedy, retry
-from xlpre.common.plural import counted
 from xlpre.common.safetensors_io import all_finite, write_tensors
 from xlpre.training.checkpoint import (
     BEST_DIR,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from xlpre.common.plural import counted
+from xlpre.common.messages import counted
 from xlpre.training.batch_schedule import BatchSchedule, split_batch
 
 # `train` settings that do not influence the result of a run

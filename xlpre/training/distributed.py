@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from xlpre.common.launcher import read_launcher
-from xlpre.common.plural import counted
+from xlpre.common.messages import counted
 
 T = TypeVar("T")
 

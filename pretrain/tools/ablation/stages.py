@@ -24,6 +24,7 @@ from finetune.trainer.results import RESULT, Result, seed_folder
 from pretrain.config import PretrainConfig, changed_settings
 from pretrain.trainer.inputs import RunInputs, is_finished, model_dir
 from xlpre.common.files import atomic_dir, compute_crc32c, lock_dir, write_text
+from xlpre.common.messages import as_yaml
 from xlpre.config.cli import ExplicitKeys
 from xlpre.config.loader import load_config
 from xlpre.conversion.model_folder import resolve_model_dir
@@ -151,7 +152,7 @@ class Pretraining(Stage):
     def check_settings(self) -> None:
         """Raise ValueError if the run in the folder has other settings than its row."""
         for key, values in changed_settings(self.config, with_length=True).items():
-            saved, present = ("null" if value is None else value for value in values)
+            saved, present = map(as_yaml, values)
             raise ValueError(
                 f"row {self.row}: {key}={present} is invalid: {self.folder} was trained with {key}={saved}. "
                 f"Set {key}={saved}, rename the row, or remove that folder."

@@ -1,6 +1,6 @@
 """Inputs of a pretraining run."""
 
-from pretrain.config import PretrainConfig
+from pretrain.config import PretrainConfig, describe_changes
 from pretrain.trainer.inputs import RunInputs
 from tests.unit.model.conftest import make_model
 from xlpre.data.window_layout import DataConfig
@@ -29,3 +29,10 @@ def test_pretraining_sees_initial_zeros_until_a_lane_moves_to_another_position(s
             losses[initial].append(loss.item())
     is_equal = [empty == zeros for empty, zeros in zip(*losses.values(), strict=True)]
     assert is_equal == [False] * windows_per_run + [True] * (n_runs - 1) * windows_per_run
+
+
+def test_changed_settings_are_described_as_a_user_writes_them():
+    changes = {"train.hours": [1.0, None], "data.pairs": [False, True], "deepspeed": [{}, {"zero_optimization": 1}]}
+    assert describe_changes({"settings": changes}) == (
+        "train.hours=null (before: 1.0), data.pairs=true (before: false), deepspeed={'zero_optimization': 1} (before: {})"
+    )
