@@ -36,7 +36,7 @@ install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "xlpre needs Python 3.10 or newer, this is " + sys.version.split()[0] + "; set PYTHON=...")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) .venv
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) .venv
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) -e .
 	touch $@
 

@@ -56,7 +56,7 @@ def build_parser() -> SettingsParser[PretrainConfig]:
     )
     text = "leave out evaluation and fine-tuning"
     parser.add_argument("--only-pretraining", action="store_true", help=text)
-    text = "number of runs of each row, with the seeds 1 to N (default: num_seeds of the file)"
+    text = "number of runs of each row, with the seeds 1 to N (default: num_seeds of the file; in tables, all runs)"
     parser.add_argument("--seeds", metavar="N", type=int, help=text)
     text = "number of runs in parallel (default: number of GPUs, or of CPU cores, divided by --processes)"
     parser.add_argument("--jobs", metavar="N", type=int, help=text)
@@ -95,7 +95,10 @@ def _write_jobs(ablation: Ablation, args: argparse.Namespace) -> None:
     command = ["python", "pretrain/ablate.py", file, *options, *args.overrides]
     write_text(finish, finishing_job(file, ablation.name, command, args.processes))
     print(f"{len(runs)} pretraining runs and {len(ablation.stages) - len(runs)} stages after them. Submit them with:")
-    print(f"  sbatch --dependency=afterany:$(sbatch --parsable {array}) {finish}" if runs else f"  sbatch {finish}")
+    submit = f"sbatch {shlex.quote(str(finish))}"
+    if runs:
+        submit = submit.replace(" ", f" --dependency=afterany:$(sbatch --parsable {shlex.quote(str(array))}) ", 1)
+    print(f"  {submit}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -116,6 +119,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     ablation = Ablation(args.ablation, args.overrides, args.rows, args.seeds, args.only_pretraining)
     for run in ablation.runs:
         run.check_batch(args.processes)
+    compared = ablation
+    if args.seeds is None and ablation.last_seed > ablation.num_seeds:  # earlier commands had more seeds
+        compared = Ablation(args.ablation, args.overrides, args.rows, ablation.last_seed, args.only_pretraining)
     commands = [_command(stage, args.processes) for stage in ablation.stages]
     if args.print:
         print("\n".join(shlex.join(command.argv) for command in commands))
@@ -126,10 +132,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         try:
             run_all(commands, args.jobs, args.processes)
         finally:  # if one run failed, the others are still compared
-            if read_measures(ablation) or read_failures(ablation):
-                write_comparison(ablation, bool(args.rows))
+            if read_measures(compared) or read_failures(compared):
+                write_comparison(compared, bool(args.rows))
     elif args.table:
-        write_comparison(ablation, bool(args.rows))
+        write_comparison(compared, bool(args.rows))
 
 
 if __name__ == "__main__":

@@ -467,10 +467,12 @@ def _describe_scaling(plan: Plan, stage: int, micro_batch_size: int, n_steps: in
         f"  {'GPUs':>8}{'stage':>8}{'rows each':>12}{'micro-batch':>12}{'k window tokens/s':>24}{'not overlapped':>16}"
         f"{'days':>18}{'fits':>6}",
     ]
+    has_full_nodes = plan.nodes == math.ceil(plan.gpus / plan.device.per_node)
+    per_node = plan.device.per_node if has_full_nodes else plan.gpus // plan.nodes
     for gpus in sorted({plan.gpus, *GPU_COUNTS}):
-        nodes = math.ceil(gpus / plan.device.per_node)
+        nodes = next(n for n in range(math.ceil(gpus / per_node), gpus + 1) if gpus % n == 0)
         try:
-            scaled = dataclasses.replace(plan, gpus=gpus, nodes=nodes if gpus % nodes == 0 else 1)
+            scaled = dataclasses.replace(plan, gpus=gpus, nodes=nodes)
         except ValueError:  # this number of GPUs cannot share the batch
             continue
         size = math.gcd(micro_batch_size, scaled.rows_per_gpu)

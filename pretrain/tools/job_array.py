@@ -30,10 +30,11 @@ FINISH = """\
 # Evaluate, fine-tune and compare the runs of {file} when their job array has ended. With more GPUs, several stages run at a time. If the
 # job is stopped or its time ends, submit it again: it resumes.
 
-#SBATCH --job-name={name}_finish
+#SBATCH --job-name={name}
 {resources}
 #SBATCH --output=slurm-%x-%j.out
 
+export PATH="$PWD/.venv/bin:$PATH"
 exec {command}
 """
 
@@ -62,7 +63,12 @@ def job_array(file: str, path: str, name: str, runs: Sequence[Sequence[str]], pr
     cases = "\n".join(f"{index}) set -- {shlex.join(arguments)} ;;" for index, arguments in enumerate(runs))
     resources = RESOURCES.format(tasks=processes, processes=processes, cores=CORES, signal="B:USR1@300")
     return ARRAY.format(
-        file=shlex.quote(file), path=shlex.quote(path), name=name, last=len(runs) - 1, resources=resources, cases=cases
+        file=shlex.quote(file),
+        path=shlex.quote(path),
+        name=shlex.quote(name),
+        last=len(runs) - 1,
+        resources=resources,
+        cases=cases,
     )
 
 
@@ -76,4 +82,6 @@ def finishing_job(file: str, name: str, command: Sequence[str], processes: int) 
         processes: number of processes of a stage.
     """
     resources = RESOURCES.format(tasks=1, processes=processes, cores=CORES * processes, signal="B:TERM@300")
-    return FINISH.format(file=shlex.quote(file), name=name, resources=resources, command=shlex.join(command))
+    return FINISH.format(
+        file=shlex.quote(file), name=shlex.quote(f"{name}_finish"), resources=resources, command=shlex.join(command)
+    )

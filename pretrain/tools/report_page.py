@@ -23,6 +23,8 @@ from xlpre.training.metrics_writer import read_metrics
 
 Record = dict[str, Any]  # one line of metrics.jsonl or samples.jsonl
 
+SUBSET_PREFIX = "subset_"  # of the files that compare some rows of an ablation
+
 STYLE = """
 :root { color-scheme: light; }
 body { font: 16px/1.5 system-ui, sans-serif; color: #1c2430; background: #fff; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
@@ -55,8 +57,9 @@ def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
     Raises:
         ValueError: a folder has no results, or the runs were evaluated on different targets.
     """
-    if (run_dir / "table.csv").exists():
-        return _write_table_page(run_dir, against)
+    for prefix in ("", SUBSET_PREFIX):
+        if (run_dir / f"{prefix}table.csv").exists():
+            return _write_table_page(run_dir, prefix, against)
     train, val = _read_metrics(run_dir)
     others = [(_run_name(other), _read_metrics(other)[1]) for other in against]
     for name, records in others:
@@ -78,14 +81,18 @@ def _run_name(run_dir: Path) -> str:
     return load_run_config(run_dir).name if (run_dir / "config.yaml").exists() else str(run_dir)
 
 
-def _write_table_page(folder: Path, against: Sequence[Path]) -> Path:
-    """Write `report.html` with the table and the plots of a fine-tuning run or an ablation."""
+def _write_table_page(folder: Path, prefix: str, against: Sequence[Path]) -> Path:
+    """Write `report.html` with the table and the plots of a fine-tuning run or an ablation, whose names start with `prefix`."""
     if against:
         raise ValueError(
             f"--against {against[0]} is invalid: {folder} is a fine-tuning run or an ablation, and only pretraining runs can be drawn in "
             "one figure. Leave it out."
         )
-    header, *rows = csv.reader((folder / "table.csv").read_text("utf-8").splitlines())
+    table = folder / f"{prefix}table.csv"
+    with table.open(encoding="utf-8", newline="") as file:
+        header, *rows = list(csv.reader(file)) or [[]]
+    if not rows:
+        raise ValueError(f"{table} is invalid: it has no rows. Run the command that writes it again.")
     cells = [f"<tr>{''.join(f'<th>{escape(name)}</th>' for name in header)}</tr>"]
     cells += [f"<tr>{''.join(f'<td>{escape(value)}</td>' for value in row)}</tr>" for row in rows]
     parts = [
@@ -93,6 +100,8 @@ def _write_table_page(folder: Path, against: Sequence[Path]) -> Path:
         f"<h1>{escape(folder.name)}</h1><table class=results>{''.join(cells)}</table>",
     ]
     for picture in sorted(folder.glob("*.png")):
+        if picture.name.startswith(SUBSET_PREFIX) != bool(prefix):
+            continue
         data = base64.b64encode(picture.read_bytes()).decode()
         parts.append(
             f"<h2>{escape(picture.stem)}</h2><img alt='{escape(picture.name)}' src='data:image/png;base64,{data}'>"

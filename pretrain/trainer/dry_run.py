@@ -19,17 +19,27 @@ from xlpre.training.distributed import device_type, is_rank_zero, world_size
 from xlpre.training.metrics_writer import check_wandb_installed
 
 
-def dry_run(config: PretrainConfig, explicit_keys: ExplicitKeys) -> None:
-    """Print the settings as YAML, with all other information in comments.
+def open_inputs(config: PretrainConfig, explicit_keys: ExplicitKeys) -> RunInputs:
+    """Open all inputs of a run, and check also those of its evaluations.
 
     Raises:
-        ValueError: the run could not start. Only what a single process can check is checked, without the settings of DeepSpeed.
+        ValueError: the run could not start.
     """
     check_wandb_installed(config.train.wandb)
     inputs = RunInputs(config, explicit_keys)
     val_lanes(config, inputs.store)
     Samples(config, inputs.store, inputs.tokenizer)
     read_minimal_pairs(config.eval.minimal_pairs, inputs.tokenizer)
+    return inputs
+
+
+def dry_run(config: PretrainConfig, explicit_keys: ExplicitKeys) -> None:
+    """Print the settings as YAML, with all other information in comments.
+
+    Raises:
+        ValueError: the run could not start. Only what a single process can check is checked, without the settings of DeepSpeed.
+    """
+    inputs = open_inputs(config, explicit_keys)
     config.train.batch_schedule(world_size())
     start = inputs.weight_init.description
     folder, finished = checkpoints_dir(config), is_finished(config, explicit_keys)

@@ -140,6 +140,7 @@ class Measure:
         difference = self.difference(row)
         record: dict[str, Any] = {
             "row": row,
+            "base": self.base_row,
             "measure": name,
             "by_seed": {str(seed): finite_or_none(value) for seed, value in self.values[row].items()},
         }
@@ -189,7 +190,8 @@ def read_measures(ablation: Ablation) -> dict[str, Measure]:
         if not is_comparable(results, base):
             measures[LOSS].other_targets.add(row)
     text_targets: dict[str, tuple[Any, ...]] = {}  # of the first row of each text
-    for stage in ablation.stages:
+    rows = list(ablation.rows)
+    for stage in sorted(ablation.stages, key=lambda stage: rows.index(stage.row)):
         if not isinstance(stage, Evaluation) or not (records := stage.read()):
             continue
         for record in records:

@@ -123,9 +123,14 @@ class AblationConfig:
                     f"published: {measure}: {unknown[0]} is invalid: there is no such row. Name one of {', '.join(self.rows)}."
                 )
 
+    @property
+    def row_keys(self) -> Sequence[str]:
+        """Settings of a row that the command sets."""
+        return ROW_KEYS if self.base else (*TASK_KEYS, *["optim.lr"] * bool(self.finetune.learning_rates))
+
     def _check_keys(self) -> None:
         """Raise ValueError if an override sets what the command sets."""
-        row_keys = ROW_KEYS if self.base else TASK_KEYS
+        row_keys = self.row_keys
         parts: dict[str, tuple[Sequence[str], Sequence[str]]] = {
             "common": (self.common, row_keys),
             **{f"row {row}": (self.rows[row], row_keys) for row in self.rows},
@@ -134,11 +139,16 @@ class AblationConfig:
         parts["finetune.common"] = (self.finetune.common, task_keys)
         parts |= {f"finetune.tasks.{task}": (words, task_keys) for task, words in self.finetune.tasks.items()}
         for origin, (overrides, keys) in parts.items():
-            for override in overrides:
-                if (key := override.partition("=")[0]) in keys:
-                    raise ValueError(
-                        f"{origin}: {override} is invalid: pretrain/ablate.py sets {key} for each run. Leave it out."
-                    )
+            _check_overrides(f"{origin}: ", overrides, keys)
+
+
+def _check_overrides(origin: str, overrides: Sequence[str], keys: Sequence[str]) -> None:
+    """Raise ValueError if an override sets one of `keys`, which the command sets."""
+    for override in overrides:
+        if (key := override.partition("=")[0]) in keys:
+            raise ValueError(
+                f"{origin}{override} is invalid: pretrain/ablate.py sets {key} for each run. Leave it out."
+            )
 
 
 class Ablation:
@@ -177,7 +187,8 @@ class Ablation:
                 raise ValueError(
                     f"--rows {row} is invalid: {path} has the rows {', '.join(config.rows)}. Give one of them."
                 )
-        self.path, self.name, self.base = path, path.stem, Path(os.path.normpath(path.parent / config.base))
+        _check_overrides("", overrides, config.row_keys)
+        self.path, self.name, self.base = path, path.stem, Path(_resolve(path, config.base))
         self.rows = {row: changes for row, changes in config.rows.items() if row in (rows or config.rows)}
         self.published = config.published
         self._common, self._overrides = config.common, overrides
@@ -208,6 +219,12 @@ class Ablation:
     def folder(self) -> Path:
         """Folder of all runs and of the comparison."""
         return Path("runs") / self.name
+
+    @property
+    def last_seed(self) -> int:
+        """Largest seed of the rows that has a folder; 0 if there is none."""
+        names = [path.name.removeprefix("seed_") for row in self.rows for path in (self.folder / row).glob("seed_*")]
+        return max((int(name) for name in names if name.isdecimal()), default=0)
 
     def check_inputs(self) -> None:
         """Raise ValueError with all problems of the inputs of the stages: texts, vocabularies, models and examples."""
@@ -284,7 +301,7 @@ class Ablation:
                 f"{self.path}: finetune.tasks.{task} is invalid: it has no settings file. Set finetune.base, or write the path of a "
                 "file as the first entry."
             )
-        return os.path.normpath(self.path.parent / file), words[1:] if has_file else words
+        return _resolve(self.path, file), words[1:] if has_file else words
 
     def _row_folder(self, row: str, seed: int) -> Path:
         return self.folder / row / f"seed_{seed}"
@@ -301,6 +318,11 @@ class Ablation:
                 if str(error) == message:
                     return part
         return f"row {row}"
+
+
+def _resolve(path: Path, other: str) -> str:
+    """Return the path of a file that is named in the file `path`, relative to the working directory."""
+    return os.path.relpath(path.parent.resolve() / other)
 
 
 def _key(stage: Evaluation | Finetuning) -> str:

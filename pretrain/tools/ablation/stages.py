@@ -22,7 +22,8 @@ from typing import Any, ClassVar
 from finetune.config import FinetuneConfig, apply_cli_precedence, task_overrides
 from finetune.trainer.results import RESULT, Result, seed_folder
 from pretrain.config import PretrainConfig, changed_settings
-from pretrain.trainer.inputs import RunInputs, is_finished, model_dir
+from pretrain.trainer.dry_run import open_inputs
+from pretrain.trainer.inputs import is_finished, model_dir
 from xlpre.common.files import atomic_dir, compute_crc32c, lock_dir, write_text
 from xlpre.common.messages import as_yaml
 from xlpre.config.cli import ExplicitKeys
@@ -159,8 +160,8 @@ class Pretraining(Stage):
             )
 
     def check_inputs(self) -> None:
-        """Raise ValueError if the run cannot start because of its text, its vocabulary or its model."""
-        RunInputs(self.config, self.explicit_keys)
+        """Raise ValueError if the run cannot start because of its text, its vocabulary, its model or its minimal pairs."""
+        open_inputs(self.config, self.explicit_keys)
 
     def check_batch(self, processes: int) -> None:
         """Raise ValueError if `processes` processes cannot share the batch."""

@@ -23,6 +23,7 @@ from pretrain.tools.ablation.measures import (
 from pretrain.tools.ablation.pictures import draw_differences, draw_losses
 from pretrain.tools.ablation.plan import Ablation
 from pretrain.tools.paired_statistics import CONFIDENCE, Difference
+from pretrain.tools.report_page import SUBSET_PREFIX
 from xlpre.common.files import write_text
 from xlpre.common.plots import save_figure
 from xlpre.common.tables import to_csv, to_jsonl, to_markdown, to_text
@@ -164,7 +165,7 @@ def describe_table(table: Sequence[dict[str, str]]) -> str:
         notes += "\nOne run per row: differences cannot be distinguished from seed noise; use --seeds 3."
     else:
         notes += (
-            f"\nBy seed: mean difference between runs with the same seed, and its {CONFIDENCE:.0%} interval (bootstrap), within noise "
+            f"\nBy seed: mean difference between runs with the same seed, and its {CONFIDENCE:.0%} interval (bootstrap, for two seeds t-test), within noise "
             "if it contains 0.\nThis number of seeds finds the smallest detectable difference with a probability of 80 %."
         )
     return notes
@@ -180,7 +181,7 @@ def write_comparison(ablation: Ablation, is_subset: bool = False) -> None:
     Raises:
         ValueError: there are neither results nor failures.
     """
-    measures, failures, prefix = read_measures(ablation), read_failures(ablation), "subset_" * is_subset
+    measures, failures, prefix = read_measures(ablation), read_failures(ablation), SUBSET_PREFIX * is_subset
     if not measures and not failures:
         raise ValueError(f"{ablation.folder} is invalid: it contains no evaluated run. Start the runs with --run.")
     files = {name: ablation.folder / f"{prefix}{name}" for name in OUTPUT_FILES}
@@ -198,10 +199,15 @@ def write_comparison(ablation: Ablation, is_subset: bool = False) -> None:
     records = [measure.to_json(name, row) for name, measure in measures.items() for row in measure.values]
     write_text(files["results.jsonl"], to_jsonl([*records, *failures]))
     print("\n\n".join(f"{to_text(rows)}\n{notes}" for _, rows, notes in parts if rows))
-    if table:
-        save_figure(draw_losses(read_results(ablation)), files["losses.png"])
-    if figure := draw_differences(measures):
-        save_figure(figure, files["differences.png"])
+    figures = {
+        "losses.png": draw_losses(read_results(ablation)) if table else None,
+        "differences.png": draw_differences(measures),
+    }
+    for name, figure in figures.items():
+        if figure:
+            save_figure(figure, files[name])
+        else:  # that of an earlier comparison
+            files[name].unlink(missing_ok=True)
     written = ", ".join(str(path) for path in files.values() if path.exists())
     print(f"All columns, values by seed and pictures: {written}.")
 

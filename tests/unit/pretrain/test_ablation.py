@@ -111,6 +111,7 @@ def test_an_invalid_row_is_refused_before_any_run_starts(write, rows, only, mess
         (["model.memlen=0"], [], {"a": []}, r"^common: .*model.memlen"),
         (["name=x"], [], {"a": []}, r"^common: name=x is invalid"),
         ([], ["train.steps=0"], {"a": []}, r"^the command line: train.steps=0"),
+        ([], ["seed=7"], {"a": []}, r"^seed=7 is invalid: pretrain/ablate.py sets seed"),
         (["train.steps=0"], [], {"a": ["train.steps=5"], "b": []}, r"^common: train.steps=0"),
         (["data.seq_len=64", "data.reuse_len=32"], [], {"a": [], "b": ["data.reuse_len=100"]}, r"^row b: "),
     ],
@@ -118,6 +119,17 @@ def test_an_invalid_row_is_refused_before_any_run_starts(write, rows, only, mess
 def test_an_error_names_the_part_of_the_file_that_causes_it(write, common, overrides, rows, message):
     with pytest.raises(ValueError, match=message):
         Ablation(write(rows, common=common), overrides)
+
+
+def test_the_base_is_found_beside_a_file_in_a_linked_folder(write, tmp_path):
+    path = write({"a": []})
+    (tmp_path / "real/ablations").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real/ablations")
+    settings = {"base": "../settings/base.yaml", "rows": {"a": []}}
+    (tmp_path / "link/some.yaml").write_text(json.dumps(settings))
+    (tmp_path / "real/settings").mkdir()
+    path.with_name("base.yaml").rename(tmp_path / "real/settings/base.yaml")
+    assert Ablation(Path("link/some.yaml")).runs[0].args[1] == "real/settings/base.yaml"
 
 
 def test_an_error_of_the_base_file_is_not_one_of_a_row(write):
@@ -300,6 +312,32 @@ def test_differences_by_seed_have_intervals_and_are_marked_as_noise(write, capsy
     ]
     better = records[1]
     assert better["difference"]["mean"] == pytest.approx(-0.102) and better["by_seed"]["1"] == pytest.approx(4.899)
+    assert better["base"] == "plain"
+
+
+def test_without_a_number_of_seeds_the_table_has_all_runs(write, capsys):
+    for seed in (1, 2, 3):
+        write_metrics("plain", seed, [9.0, 5.0 + 0.1 * seed])
+        write_metrics("other", seed, [9.0, 4.0 + 0.2 * seed])
+    path, differences = str(write({"plain": [], "other": ["model.mem_len=0"]})), Path("runs/some/differences.png")
+    main([path, "--table"])
+    assert re.search(r"^plain +3 ", capsys.readouterr().out, re.MULTILINE) and differences.exists()
+    main([path, "--table", "--seeds", "1"])
+    assert re.search(r"^plain +1 ", capsys.readouterr().out, re.MULTILINE) and not differences.exists()
+
+
+def test_the_first_row_is_the_base_even_if_its_first_seed_is_missing(write, monkeypatch):
+    def read(stage):
+        is_missing = stage.row == "plain" and stage.seed == 1
+        loss = 5.0 if stage.row == "plain" else 4.5
+        return [] if is_missing else [{"loss": loss, "mem_len": 0, "n_targets": 9 + (stage.row == "masked")}]
+
+    monkeypatch.setattr(TextEvaluation, "read", read)
+    rows = {"plain": [], "other": ["model.mem_len=0"], "masked": ["objective.name=denoising"]}
+    ablation = Ablation(write(rows, num_seeds=3, evaluate={"text": {"books": "books.txt"}}))
+    measure = read_measures(ablation)["books, loss"]
+    assert measure.base_row == "plain" and measure.other_targets == {"masked"}
+    assert measure.difference("other").mean == -0.5 and measure.difference("other").n_pairs == 2
 
 
 def test_runs_in_progress_can_be_compared_and_are_marked(write, capsys):
@@ -435,13 +473,22 @@ def test_a_stage_is_finished_until_its_settings_or_the_weights_change(write, tas
             {"finetune": {"base": "task.yaml", "learning_rates": [0.1], "tasks": {"topics": ["optim.lr=1"]}}},
             "finetune.tasks.topics: optim.lr=1 is invalid",
         ),
+        (
+            {
+                "base": "",
+                "model": "some/model",
+                "rows": {"plain": ["optim.lr=1"]},
+                "finetune": {"base": "task.yaml", "learning_rates": [0.1], "tasks": {"topics": []}},
+            },
+            "row plain: optim.lr=1 is invalid",
+        ),
         ({"base": "", "model": "some/model"}, "model=some/model is invalid without finetune.tasks"),
         ({"model": "some/model"}, "it must have `base:`"),
     ],
 )
 def test_stages_that_would_fail_are_refused_before_any_run_starts(write, task, changes, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        Ablation(write({"plain": []}, **changes))
+        Ablation(write(**({"rows": {"plain": []}} | changes)))
 
 
 def test_all_missing_inputs_are_named_before_any_run_starts(write, task):
@@ -455,6 +502,14 @@ def test_all_missing_inputs_are_named_before_any_run_starts(write, task):
     assert more[0].startswith("evaluate.pairs.agreement: none.jsonl is invalid")
     assert more[1].startswith("evaluate.text.books: none/*.txt[3:] is invalid")
     assert any(line.startswith("finetune.tasks.others: ") and "'title'" in line for line in more)
+    assert not Path("runs").exists()
+
+
+def test_missing_minimal_pairs_are_named_before_any_run_starts(write, store):
+    inputs = [f"data.store_dir={store.path}", "data.seq_len=32", "data.reuse_len=16"]
+    path = write({"plain": []}, common=[*inputs, "eval.minimal_pairs=[none.jsonl]"])
+    with pytest.raises(ValueError, match=r"row plain: eval.minimal_pairs: none.jsonl"):
+        main([str(path), "--run"])
     assert not Path("runs").exists()
 
 
@@ -603,13 +658,15 @@ def test_the_table_of_a_subset_does_not_replace_that_of_all_rows(write):
 def test_slurm_scripts_start_each_run_and_then_the_other_stages(write, task, capsys, monkeypatch):
     finetune = {**task, "tasks": {"topics": ["train.steps=7"]}}
     path = write({"plain": [], "other": ["eval.sentences=[a ____ b]"]}, num_seeds=2, finetune=finetune)
+    path = path.rename(path.with_name("my rows.yaml"))
     main([str(path), "--print"])
     commands = [shlex.split(line)[2:] for line in capsys.readouterr().out.splitlines() if "/run.py" in line]
     pretraining = [command for command in commands if "finetune" not in " ".join(command)]
     main([str(path), "--submit", "--processes", "4"])
     count, submit = capsys.readouterr().out.splitlines()
     assert count.startswith("4 pretraining runs and 4 stages after them.")
-    array, finish = Path("runs/some/array.sh"), Path("runs/some/finish.sh")
+    array, finish = Path("runs/my rows/array.sh"), Path("runs/my rows/finish.sh")
+    assert "#SBATCH --job-name='my rows'\n" in array.read_text()
     assert "#SBATCH --array=0-3\n" in array.read_text() and "#SBATCH --gpus-per-node=4\n" in array.read_text()
     scripts = {"pretrain/slurm.sh": '"$@"', "bin/python": '"$@"', "bin/sbatch": '"$*" >> submitted; echo 17'}
     for script, arguments in scripts.items():

@@ -42,6 +42,24 @@ def test_the_scaling_table_omits_gpu_counts_that_cannot_share_the_warmup_batch(c
     assert [int(line.split()[0]) for line in table if line.strip()[:1].isdigit()] == [1, 8]
 
 
+def test_the_scaling_table_has_as_many_gpus_per_node_as_the_plan(capsys):
+    args = [
+        "train.global_batch_size=64",
+        "train.micro_batch_size=2",
+        "model.n_layer=2",
+        "--device",
+        "h100",
+        "--gpus",
+        "8",
+    ]
+    rates = []
+    for nodes in (1, 8):
+        main(["--config", CONFIG, *args, "--nodes", str(nodes)])
+        table = capsys.readouterr().out.partition("SCALING")[2].splitlines()
+        rates.append(next(line.split()[5] for line in table if line.split()[:1] == ["8"]))
+    assert rates[0] != rates[1]
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -71,6 +71,19 @@ def test_a_finetuning_or_ablation_has_a_page_with_its_table_and_plots(tmp_path):
         write_report(tmp_path, [Path("other")])
 
 
+def test_the_comparison_of_some_rows_has_a_page_until_that_of_all_rows_exists(tmp_path):
+    (tmp_path / "subset_table.csv").write_text("row,note\nsome,two\n")
+    save_figure(new_axes(2, 2)[0], tmp_path / "subset_losses.png")
+    page = write_report(tmp_path).read_text()
+    assert "<td>some</td>" in page and "<h2>subset_losses</h2>" in page
+    (tmp_path / "table.csv").write_text('row,note\nall,"two\nlines"\n')
+    page = write_report(tmp_path).read_text()
+    assert "<td>all</td><td>two\nlines</td>" in page and "subset_losses" not in page
+    (tmp_path / "table.csv").write_text("")
+    with pytest.raises(ValueError, match=r"table.csv is invalid: it has no rows"):
+        write_report(tmp_path)
+
+
 def test_a_run_with_nonfinite_losses_has_a_report(tmp_path):
     save_config(PretrainConfig(), tmp_path / "config.yaml")
     log = MetricsWriter(tmp_path, 0)
