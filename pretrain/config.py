@@ -149,6 +149,11 @@ class PretrainConfig:
                 f"eval.order_consistency={self.eval.order_consistency} is invalid with objective.name={self.objective.name}: only "
                 "permutation models have factorization orders. Set eval.order_consistency=0."
             )
+        if self.model.attention_span != "all" and self.model.mem_len == 0:
+            raise ValueError(
+                f"model.mem_len=0 is invalid with model.attention_span={self.model.attention_span}: each token would see at most itself. "
+                "Set model.attention_span=all."
+            )
         check_compile(self.train, self.model.attention_backend)
         check_overrides(self.deepspeed)
         if self.optim.muon:

@@ -27,7 +27,7 @@ from xlpre.config.loader import save_config
 from xlpre.conversion.task_model_folder import load_task_model, save_task_model
 from xlpre.model.config import ModelConfig
 from xlpre.model.initialization import build_with_weights
-from xlpre.model.kernels.backend import check_kernels, concrete_backend
+from xlpre.model.kernels.backend import concrete_backend, run_needed_selfchecks
 from xlpre.training import checkpoint
 from xlpre.training.checkpoint_writer import CheckpointWriter
 from xlpre.training.deepspeed_engine import build_engine
@@ -269,7 +269,7 @@ def _start_training(config: FinetuneConfig, shape: ModelConfig) -> TrainingConte
 
     def check(device: torch.device, dtype: torch.dtype, timeout_seconds: float) -> None:
         dtypes = {dtype, torch.float32}  # predictions are computed in fp32
-        check_kernels(shape.attention_backend, shape.head_width, device, dtypes, timeout_seconds)
+        run_needed_selfchecks(shape.attention_backend, shape.head_width, device, dtypes, timeout_seconds)
 
     return start_training(config.train, config.optim, config.deepspeed, check)
 

@@ -69,6 +69,11 @@ class Job:
         for settings in self.settings:
             # a limited span ends `model.mem_len` tokens back, as in the original, which sets it for each evaluation
             mem_len = folder.config.mem_len if folder.config.attention_span == "all" else settings.mem_len
+            if mem_len == 0 and folder.config.attention_span != "all":
+                raise ValueError(
+                    f"--mem-len 0 is invalid with model.attention_span={folder.config.attention_span}: each token would see at most "
+                    "itself. Add --attention-span all, or leave out 0."
+                )
             if mem_len not in models:
                 config = dataclasses.replace(folder.config, mem_len=mem_len)
                 models[mem_len] = dataclasses.replace(folder, config=config).model().to(self.device)

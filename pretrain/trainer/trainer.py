@@ -38,7 +38,7 @@ from xlpre.config.loader import save_config
 from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder
 from xlpre.data_loader import assign_lanes
 from xlpre.model.initialization import build_with_weights
-from xlpre.model.kernels.backend import check_kernels, concrete_backend, resolve_backend
+from xlpre.model.kernels.backend import concrete_backend, resolve_backend, run_needed_selfchecks
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory, initial_memory
 from xlpre.training import checkpoint
@@ -119,7 +119,7 @@ class Trainer:
         self._resolved, self.shape = self._inputs.weight_init.resolve_config(), self._inputs.weight_init.shape
 
         def check(device: torch.device, dtype: torch.dtype, timeout_seconds: float) -> None:
-            check_kernels(self.shape.attention_backend, self.shape.head_width, device, [dtype], timeout_seconds)
+            run_needed_selfchecks(self.shape.attention_backend, self.shape.head_width, device, [dtype], timeout_seconds)
 
         self.context = context = start_training(config.train, config.optim, config.deepspeed, check)
         batch = context.batch

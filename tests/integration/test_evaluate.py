@@ -213,6 +213,11 @@ def test_a_limited_span_ends_at_the_memory_of_the_evaluation(causal, text, tmp_p
     assert losses[0] == losses[1]
 
 
+def test_a_limited_span_without_memory_is_refused(causal, text):
+    with pytest.raises(ValueError, match=r"--mem-len 0 .*attention_span=same_length.*--attention-span all"):
+        command.main([str(causal), str(text), "--attention-span", "same_length", "--mem-len", "0,4", *WINDOW])
+
+
 def test_unknown_characters_are_reported(causal, tmp_path, capsys):
     (tmp_path / "snow.txt").write_text("Ba di \N{SNOWMAN} \N{SNOWMAN}.\n", "utf-8")
     command.main([str(causal), str(tmp_path / "snow.txt")])

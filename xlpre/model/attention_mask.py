@@ -114,13 +114,13 @@ class AttentionMeta:
         """Return the metadata of query rows `start` to `end`."""
         if (start, end) == (0, self.query_rank.size(1)):
             return self
-        n_content, n_self_visible = (min(max(n - start, 0), end - start) for n in (self.n_content, self.n_self_visible))
+        n_self_visible = min(max(self.n_self_visible - start, 0), end - start)
         return replace(
             self,
             query_rank=self.query_rank[:, start:end],
             row_segments=self.row_segments[:, start:end],
             positions=self.positions[:, start:end],
-            n_content=n_content,
+            n_content=self.n_content if start == 0 and end >= self.n_content else 0,
             n_self_visible=n_self_visible,
         )
 
@@ -129,7 +129,7 @@ class AttentionMeta:
         n_others = by_distance.size(2) - self.n_content
         content, others = by_distance.split([self.n_content, n_others], dim=2)
         by_key = [_rel_shift_in_order(content, self.n_keys)] if self.n_content else []
-        if n_others:
+        if n_others or not by_key:
             index = self._distance_index(self.n_content, by_distance.size(2))
             by_key.append(others.gather(3, index[:, None].expand(-1, others.size(1), -1, -1)))
         return torch.cat(by_key, dim=2) if len(by_key) > 1 else by_key[0]

@@ -64,8 +64,8 @@ class ModelConfig:
             clusters.
         attention_backend: implementation of attention (model/kernels). All give the same results up to rounding. `auto`: `cpu` on a CPU
             where possible, `triton` on a GPU where its self-check finds it correct and fast, otherwise `sdpa`. `reference`: slow
-            and simple. `sdpa`: PyTorch's attention. `cpu`: C++ kernels for fp32 and bf16. `triton`: GPU kernels, also for the operations
-            between matrix products (add-norm, and GELU with dropout).
+            and simple. `sdpa`: PyTorch's attention. `cpu`: C++ kernels for fp32, fp64 and bf16. `triton`: GPU kernels, also for the
+            operations between matrix products (add-norm, and GELU with dropout).
         dropout: dropout of embeddings, position encodings, attention output, feed-forward and final output.
         dropatt: dropout of attention probabilities.
         init_scheme: initialization of new weights. `published`: every matrix is normal with `init_std`. `local`: in addition, each

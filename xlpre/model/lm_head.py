@@ -17,6 +17,9 @@ from xlpre.model.initialization import initialize_linear
 from xlpre.model.kernels.cpu.build import is_supported, load_library
 
 MAX_LOGITS = 1 << 27  # logits that are computed at once; 0.5 GB in fp32
+NO_TARGET = torch.iinfo(
+    torch.int64
+).min  # replaces the default of PyTorch, -100, so that this invalid target is an error like others
 
 
 def build_lm_head(config: ModelConfig, embedding: nn.Module) -> nn.Module:
@@ -33,7 +36,8 @@ def build_lm_head(config: ModelConfig, embedding: nn.Module) -> nn.Module:
 
 def target_losses(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the cross entropy of each target in nats, float32 with the shape of `targets`."""
-    return F.cross_entropy(logits.float().flatten(0, -2), targets.flatten(), reduction="none").view(targets.shape)
+    rows = logits.float().flatten(0, -2)
+    return F.cross_entropy(rows, targets.flatten(), reduction="none", ignore_index=NO_TARGET).view(targets.shape)
 
 
 class TiedSoftmax(nn.Module):
@@ -61,11 +65,15 @@ class TiedSoftmax(nn.Module):
         weight = self.weight if table is None else table
         if targets is None:
             return F.linear(hidden, weight, self.bias)
-        if not torch.is_grad_enabled():  # a quarter faster, because no gradient is prepared
-            return target_losses(F.linear(hidden, weight, self.bias), targets)
-        return _LinearCrossEntropy.apply(hidden.flatten(0, -2), weight, self.bias, targets.flatten()).view(
-            targets.shape
-        )
+        rows, row_targets = hidden.flatten(0, -2), targets.flatten()
+        if torch.is_grad_enabled():
+            return _LinearCrossEntropy.apply(rows, weight, self.bias, row_targets).view(targets.shape)
+        n_rows = _rows_at_once(weight)
+        losses = [  # a quarter faster, because no gradient is prepared
+            target_losses(F.linear(chunk, weight, self.bias), chunk_targets)
+            for chunk, chunk_targets in zip(rows.split(n_rows), row_targets.split(n_rows), strict=True)
+        ]
+        return torch.cat(losses).view(targets.shape)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -77,13 +85,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
         d hidden = g * ((p - y) weight)        d weight = (p - y)^T (g * hidden)        d bias = (p - y)^T g
 
+    In fp16, p is zero for rare tokens unless it is scaled: p - y is stored in bf16, and multiplied by g, which contains the loss scale,
+    before it is rounded to fp16.
+
     More than MAX_LOGITS logits are computed in chunks of rows. They are not stored, but computed again in the backward pass, so memory does
     not grow with the number of rows times V.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-        n_rows = max(MAX_LOGITS // len(weight), 1)
+        n_rows = _rows_at_once(weight)
         losses, d_logits = [], None
         for rows, row_targets in zip(hidden.split(n_rows), targets.split(n_rows), strict=True):
             chunk_losses, d_logits = _losses_and_gradients(rows, weight, bias, row_targets)
@@ -98,24 +109,48 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, d_logits = ctx.saved_tensors
-        grad = grad.to(hidden.dtype)
         if d_logits is not None:
-            by_row = grad[:, None]
-            return d_logits @ weight * by_row, d_logits.T @ (hidden * by_row), d_logits.T.mv(grad), None
+            return *_input_gradients(d_logits, grad, hidden, weight), None
         d_hidden, d_weight, d_bias = torch.empty_like(hidden), torch.zeros_like(weight), torch.zeros_like(bias)
         for start in range(0, len(hidden), ctx.n_rows):
             rows = slice(start, start + ctx.n_rows)
             with torch.autocast(hidden.device.type, ctx.autocast_dtype) if ctx.autocast_dtype else nullcontext():
                 d_logits = _losses_and_gradients(hidden[rows], weight, bias, targets[rows])[1]
-            by_row = grad[rows, None]
-            d_hidden[rows] = d_logits @ weight * by_row
-            d_weight.addmm_(d_logits.T, hidden[rows] * by_row)
-            d_bias += d_logits.T.mv(grad[rows])
+            d_hidden[rows], d_weight_of_rows, d_bias_of_rows = _input_gradients(
+                d_logits, grad[rows], hidden[rows], weight
+            )
+            d_weight += d_weight_of_rows
+            d_bias += d_bias_of_rows
         return d_hidden, d_weight, d_bias, None
 
 
+def _rows_at_once(weight: Tensor) -> int:
+    """Return the number of rows whose logits are computed at once."""
+    return max(MAX_LOGITS // len(weight), 1)
+
+
+def _input_gradients(d_logits: Tensor, grad: Tensor, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of hidden states (N, D), weight (V, D) and bias (V,).
+
+    Args:
+        d_logits: (N, V) gradients of the losses with respect to the logits, see `_losses_and_gradients`.
+        grad: (N,) incoming gradients of the losses.
+        hidden: (N, D).
+        weight: (V, D).
+    """
+    if hidden.dtype == torch.float16:
+        d_logits = (d_logits * grad[:, None]).to(hidden.dtype)
+        return d_logits @ weight, d_logits.T @ hidden, d_logits.sum(0)
+    grad = grad.to(hidden.dtype)
+    by_row = grad[:, None]
+    return d_logits @ weight * by_row, d_logits.T @ (hidden * by_row), d_logits.T.mv(grad)
+
+
 def _losses_and_gradients(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the loss of each row (N,) in fp32, and its gradient with respect to the logits (N, V) in the dtype of `hidden`."""
+    """Return the loss of each row (N,) in fp32, and its gradient with respect to the logits (N, V).
+
+    The gradients are in the dtype of `hidden`, or in bf16 for fp16.
+    """
     logits = F.linear(hidden, weight)
     # the meta device counts as a GPU, so that pretrain/plan.py does not depend on the compiler of this machine
     if is_supported(logits.device, logits.dtype) and not logits.is_meta:
@@ -123,7 +158,7 @@ def _losses_and_gradients(hidden: Tensor, weight: Tensor, bias: Tensor, targets:
     else:
         logits = logits.float().add_(bias)  # frees logits in 16 bits
         losses = _cross_entropy_(logits, targets)
-    return losses, logits.to(hidden.dtype)
+    return losses, logits.to(torch.bfloat16 if hidden.dtype == torch.float16 else hidden.dtype)
 
 
 def _cross_entropy_(logits: Tensor, targets: Tensor) -> Tensor:

@@ -177,7 +177,8 @@ class Memory(BaseMemory):
 
     def updated(self, contexts: Sequence[HiddenContext], n_new: int, visible_mem_len: Tensor) -> Memory:
         """Append the layer inputs of the window, see BaseMemory."""
-        new = torch.stack([context.content[:, :n_new] for context in contexts])
+        first = max(n_new - self.mem_len, 0)  # tokens before it would be dropped
+        new = torch.stack([context.content[:, first:n_new] for context in contexts])
         return Memory(append_columns(self.hidden, new), self._valid_after(n_new, visible_mem_len))
 
     def reset_nonfinite_rows(self) -> Memory:
@@ -216,13 +217,18 @@ class KVCache(BaseMemory):
         return self.layers[0].key.size(1)
 
     def check(self, config: ModelConfig, rows: int, like: Tensor) -> None:
-        """Check the shapes of the keys, see BaseMemory."""
-        expected = (rows, self.mem_len, config.n_head, config.head_width)
+        """Check shapes and dtype of the keys, see BaseMemory."""
+        expected, dtype = (rows, self.mem_len, config.n_head, config.head_width), self.layers[0].key.dtype
         shapes = [tuple(layer.key.shape) for layer in self.layers]
-        if shapes != [expected] * config.n_layer:
+        # `torch.cat` converts keys of lower precision, which autocast has written
+        is_converted = torch.promote_types(dtype, like.dtype) == like.dtype or torch.is_autocast_enabled(
+            like.device.type
+        )
+        if shapes != [expected] * config.n_layer or not is_converted or len(self.valid) != rows:
             raise ValueError(
-                f"KVCache with keys of shape {shapes[0]} in {len(shapes)} layers is invalid: this model and batch need {expected} in "
-                f"{config.n_layer} layers. Start with backbone.to_kv_cache(initial_memory(config, rows={rows}))."
+                f"KVCache with {len(shapes)} layers of keys of shape {shapes[0]} and {dtype}, and KVCache.valid of {len(self.valid)} rows, "
+                f"is invalid: this model and a batch of {rows} rows need {config.n_layer} layers of {expected} and {like.dtype}. "
+                f"Start with backbone.to_kv_cache(initial_memory(config, rows={rows}, dtype={like.dtype}))."
             )
 
     def expand(self, rows: int) -> KVCache:

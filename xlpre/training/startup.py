@@ -4,7 +4,7 @@ A trainer starts in this order::
 
     check_wandb_installed(config.train.wandb)
     inputs = RunInputs(config)                               # reads and checks the inputs; writes nothing
-    context = start_training(config.train, config.optim, config.deepspeed, partial(check_kernels, ...))
+    context = start_training(config.train, config.optim, config.deepspeed, partial(run_needed_selfchecks, ...))
     lock = context.lock_run_dir(run_dir, "pretraining")      # the first write
     backend = context.comm.call_on_rank_zero(lambda: resolve_backend(...))   # all processes compute with the same kernels
     engine = build_engine(model, context.deepspeed_config, config.train, config.optim, context.device)

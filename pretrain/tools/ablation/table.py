@@ -165,8 +165,9 @@ def describe_table(table: Sequence[dict[str, str]]) -> str:
         notes += "\nOne run per row: differences cannot be distinguished from seed noise; use --seeds 3."
     else:
         notes += (
-            f"\nBy seed: mean difference between runs with the same seed, and its {CONFIDENCE:.0%} interval (bootstrap, for two seeds t-test), within noise "
-            "if it contains 0.\nThis number of seeds finds the smallest detectable difference with a probability of 80 %."
+            f"\nBy seed: mean difference between runs with the same seed, and its {CONFIDENCE:.0%} interval (bootstrap, or t-test for two "
+            "seeds), within noise if it contains 0.\n"
+            "This number of seeds finds the smallest detectable difference with a probability of 80 %."
         )
     return notes
 

@@ -66,7 +66,7 @@ def test_memory_of_another_shape_or_dtype_is_refused(changes, rows, dtype):
 def test_a_kv_cache_of_other_rows_or_another_model_is_refused():
     model = make_model(mem_len=8).eval()
     three_rows = model.backbone.to_kv_cache(initial_memory(model.config, 3))
-    with pytest.raises(ValueError, match=r"KVCache .*\(3, 8, 2, 8\) in 2 layers .* need \(2, 8, 2, 8\) in 2 layers"):
+    with pytest.raises(ValueError, match=r"KVCache with 2 layers .*\(3, 8, 2, 8\) .* need 2 layers of \(2, 8, 2, 8\)"):
         model(random_batch(), three_rows)
     with pytest.raises(ValueError, match="memory of type KVCache .*initial_memory"):
         model.backbone.to_kv_cache(three_rows)

@@ -1,5 +1,7 @@
 """KVCache: the numbers of Memory at less cost."""
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,6 +21,19 @@ def read(model, memory, batches):
         hidden, memory = model.backbone(batch, memory)
         outputs.append(hidden)
     return outputs, memory
+
+
+@torch.no_grad()
+def test_a_cache_that_does_not_fit_the_model_is_refused():
+    model, batch = make_model(two_streams=False).eval(), random_batch()
+    cache = model.backbone.to_kv_cache(initial_memory(model.config, 2, mem_len=3))
+    wrong = {
+        r"float32.*need .*bfloat16": (torch.bfloat16, cache),
+        r"valid of 1 rows": (torch.float32, dataclasses.replace(cache, valid=cache.valid[:1])),
+    }
+    for message, (dtype, memory) in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            model.to(dtype).backbone(batch, memory)
 
 
 @settings(max_examples=examples(40))

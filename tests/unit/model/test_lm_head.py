@@ -173,6 +173,31 @@ def test_the_fused_softmax_refuses_a_target_outside_the_vocabulary(target):
         _fused_cross_entropy_(torch.zeros(2, 77), torch.zeros(77), torch.tensor([3, target]))
 
 
+def test_in_fp16_rare_tokens_have_gradients_although_their_probabilities_are_below_its_range():
+    """The loss scale is part of the incoming gradient."""
+    lm_head = make_model(seed=1).lm_head
+    with torch.no_grad():
+        lm_head.bias[VOCAB // 2 :] = -17
+    hidden, targets = torch.randn(2, 50, 16), torch.randint(0, VOCAB // 2, (2, 50))
+    grad = torch.full(targets.shape, 65536 / targets.numel())
+    exact = lm_head.double()
+    expected = _with_gradients(hidden.double(), exact, lambda x: exact(x, targets), grad)
+    half = lm_head.half()
+    actual = _with_gradients(hidden.half(), half, lambda x: half(x, targets), grad)
+    for x, y in zip(actual, expected, strict=True):
+        torch.testing.assert_close(x.double(), y.double(), atol=0.01 * y.abs().max().item(), rtol=0)
+    rare, expected_rare = (gradients[2][VOCAB // 2 :].double() for gradients in (actual, expected))
+    assert (rare - expected_rare).norm() < 0.05 * expected_rare.norm()
+
+
+@pytest.mark.parametrize("target", [-100, -1, VOCAB])
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_an_invalid_target_is_refused_with_and_without_gradients(target, needs_gradient):
+    lm_head, targets = make_model().lm_head, torch.tensor([[3, target]])
+    with torch.set_grad_enabled(needs_gradient), pytest.raises((IndexError, RuntimeError), match=r"[Tt]arget|index"):
+        lm_head(torch.randn(1, 2, 16), targets)
+
+
 def _with_gradients(hidden, lm_head, compute_losses, grad):
     inputs = [hidden.clone().requires_grad_(), lm_head.weight, lm_head.bias]
     losses = compute_losses(inputs[0])

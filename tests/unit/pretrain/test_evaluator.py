@@ -247,3 +247,9 @@ def test_order_consistency_needs_a_permutation_model(name, value):
     with pytest.raises(ValueError) as error:
         PretrainConfig(objective=ObjectiveConfig(name=name), eval=EvalConfig(order_consistency=value))
     refused(error, "eval.order_consistency", value, r"Set (eval\.order_consistency=)?0")
+
+
+@pytest.mark.parametrize("span", ["same_length", "exclude_self_slot"])
+def test_a_limited_attention_span_needs_memory(span):
+    with pytest.raises(ValueError, match=rf"attention_span.*{span}|{span}.*attention_span"):
+        PretrainConfig(model=ModelConfig(mem_len=0, attention_span=span))

@@ -92,7 +92,7 @@ def fastest_backend(device: torch.device, dtype: torch.dtype, head_width: int) -
     return "triton" if passes_selfcheck(device, dtype, head_width) else "sdpa"
 
 
-def check_kernels(
+def run_needed_selfchecks(
     name: str, head_width: int, device: torch.device, dtypes: Collection[torch.dtype], timeout_seconds: float
 ) -> None:
     """Run the self-check of the GPU kernels where `resolve_backend` will need its result, which this process remembers.

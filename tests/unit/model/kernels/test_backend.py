@@ -1,5 +1,6 @@
 """Attention backends: the same numbers from all, and the choice between them."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -99,6 +100,17 @@ def test_a_row_that_sees_no_key_gives_zero_and_gets_no_gradient(name, dtype):
     model(batch, memory)[0].backward()
     assert not outputs[0].any()
     assert not layer.value.weight.grad.any()
+
+
+@pytest.mark.parametrize("name", ["reference", "sdpa", "cpu"])
+def test_a_window_without_targets_updates_memory(name):
+    model = make_model(attention_backend=name)
+    memory = initial_memory(model.config, 2, mem_len=4)
+    batch = random_batch()
+    empty = dataclasses.replace(batch, target_positions=batch.target_positions[:, :0], targets=batch.targets[:, :0])
+    hidden, updated = model.backbone(empty, memory)
+    assert hidden.shape[:2] == (2, 0)
+    torch.testing.assert_close(updated.hidden, model.backbone(batch, memory)[1].hidden)
 
 
 def test_auto_is_the_fastest_backend_of_a_device():

@@ -1,7 +1,7 @@
 // Kernels that attention.py, feedforward.py, dropout.py and lm_head.py run on a CPU. kernels/cpu/build.py compiles this file.
-// kernels/cpu/attention.py derives the equations of attention. Matrix products use the BLAS of torch, except those in bf16.
-// Inputs and outputs are in fp32, fp64 or bf16. Kernels compute in fp32 for bf16. In attention for bf16, the factors of matrix products
-// are rounded to bf16 if this file is compiled for instructions that multiply them (AVX512-BF16, AMX).
+// kernels/cpu/attention.py derives the equations of attention. Matrix products use the BLAS of torch.
+// Inputs and outputs are in fp32, fp64 or bf16. Kernels compute in fp32 for bf16, with one exception: if this file is compiled for
+// instructions that multiply bf16 (AVX512-BF16, AMX), attention for bf16 rounds the factors of its products to bf16 and multiplies them itself.
 //
 // One thread computes one head of one batch row, a block of query rows at a time, so that the scores of a block stay in its cache. No two
 // threads add to the same address, so results have the same bits with any number of threads.

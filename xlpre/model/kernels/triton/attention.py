@@ -42,7 +42,7 @@ from torch.nn import functional as F
 from xlpre.batch import HIDDEN_RANK
 from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.kernels.base import AttentionBackend
-from xlpre.model.kernels.triton.launch import IS_INTERPRETED, TENSORS, KernelArgs, KernelLauncher, new_seed
+from xlpre.model.kernels.triton.launch import IS_INTERPRETED, TENSORS, KernelArgs, KernelLauncher, new_seed_tensor
 from xlpre.model.kernels.triton.panels import concat, merge_gradients, split_panels, split_rows
 from xlpre.model.kernels.triton.tiles import MAX_HEAD_WIDTH, TILE_MULTIPLE, is_supported
 from xlpre.model.score_terms import ScoreTerms
@@ -132,7 +132,7 @@ class TritonBackend(AttentionBackend):
             row_info=self.row_info,
             key_info=self.key_info,
             direction=self.direction,
-            seed=new_seed(key.device) if dropout else None,
+            seed=new_seed_tensor(key.device) if dropout else None,
             n_distances=R,
             max_distance=self.attn_meta.max_distance,
             dropout=dropout,

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from xlpre.model.kernels.triton import fused_ops_kernels as kernels
-from xlpre.model.kernels.triton.launch import DROPOUT_LEVELS, dropout_level, launch, new_seed
+from xlpre.model.kernels.triton.launch import DROPOUT_LEVELS, dropout_level, launch, new_seed_tensor
 
 PHILOX_OUTPUTS = 8  # elements for which one call of the random number generator suffices
 MAX_PROGRAMS = 512  # of the backward pass of add_norm: four for each multiprocessor of a large GPU
@@ -44,7 +44,7 @@ def add_norm(x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, eps: float
     Returns:
         A tensor like `x`.
     """
-    return _add_norm(x, branch, weight, bias, new_seed(x.device) if dropout else None, eps, dropout)[0]
+    return _add_norm(x, branch, weight, bias, new_seed_tensor(x.device) if dropout else None, eps, dropout)[0]
 
 
 def gelu_dropout(x: Tensor, dropout: float) -> Tensor:
@@ -57,7 +57,7 @@ def gelu_dropout(x: Tensor, dropout: float) -> Tensor:
     Returns:
         A tensor like `x`.
     """
-    return _gelu_dropout(x, new_seed(x.device), dropout)
+    return _gelu_dropout(x, new_seed_tensor(x.device), dropout)
 
 
 ADD_NORM_SCHEMA = "(Tensor x, Tensor branch, Tensor weight, Tensor bias, Tensor? seed, float eps, float dropout)"

@@ -30,7 +30,7 @@ IS_INTERPRETED = not isinstance(forward.attention_forward, triton.JITFunction)  
 MAX_SEED = 2**31 - 1
 
 
-def new_seed(device: torch.device) -> Tensor:
+def new_seed_tensor(device: torch.device) -> Tensor:
     """Draw a seed, (1,) int64, from torch's generator of a device, without synchronization."""
     return torch.randint(MAX_SEED, (1,), device=device)
 

@@ -14,7 +14,7 @@ import types
 import pytest
 import torch
 
-from xlpre.model.kernels.backend import check_kernels, resolve_backend
+from xlpre.model.kernels.backend import resolve_backend, run_needed_selfchecks
 from xlpre.model.kernels.selfcheck import selfcheck
 from xlpre.training import startup
 from xlpre.training.config import OptimConfig, TrainConfig
@@ -124,7 +124,7 @@ def test_training_checks_the_kernels_before_it_uses_the_gpu_and_while_other_proc
     train = TrainConfig(global_batch_size=2, micro_batch_size=1, timeout_minutes=minutes)
 
     def check(device, dtype, timeout_seconds):
-        check_kernels("auto", 64, device, [dtype], timeout_seconds)
+        run_needed_selfchecks("auto", 64, device, [dtype], timeout_seconds)
 
     context = startup.start_training(train, OptimConfig(), {}, check)
     assert events == [("check", "cuda:1", torch.bfloat16, 64, seconds), ("use", GPU), ("join", GPU)]
@@ -141,10 +141,10 @@ def test_checks_of_several_dtypes_share_the_time_and_only_auto_needs_them(set_ch
     limits = []
     run_selfcheck = selfcheck.run_selfcheck
     monkeypatch.setattr(selfcheck, "run_selfcheck", lambda *a: limits.append(a[-1]) or run_selfcheck(*a))
-    check_kernels("sdpa", 64, GPU, [torch.bfloat16], 60)
-    check_kernels("auto", 64, torch.device("cpu"), [torch.bfloat16], 60)
+    run_needed_selfchecks("sdpa", 64, GPU, [torch.bfloat16], 60)
+    run_needed_selfchecks("auto", 64, torch.device("cpu"), [torch.bfloat16], 60)
     assert limits == []
-    check_kernels("auto", 64, GPU, [torch.bfloat16, torch.float32], 60)
+    run_needed_selfchecks("auto", 64, GPU, [torch.bfloat16, torch.float32], 60)
     assert limits == [30, 30]
 
 
