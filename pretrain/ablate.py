@@ -95,10 +95,8 @@ def _write_jobs(ablation: Ablation, args: argparse.Namespace) -> None:
     command = ["python", "pretrain/ablate.py", file, *options, *args.overrides]
     write_text(finish, finishing_job(file, ablation.name, command, args.processes))
     print(f"{len(runs)} pretraining runs and {len(ablation.stages) - len(runs)} stages after them. Submit them with:")
-    submit = f"sbatch {shlex.quote(str(finish))}"
-    if runs:
-        submit = submit.replace(" ", f" --dependency=afterany:$(sbatch --parsable {shlex.quote(str(array))}) ", 1)
-    print(f"  {submit}")
+    after = f"--dependency=afterany:$(sbatch --parsable {shlex.quote(str(array))}) " if runs else ""
+    print(f"  sbatch {after}{shlex.quote(str(finish))}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

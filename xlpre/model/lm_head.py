@@ -17,9 +17,7 @@ from xlpre.model.initialization import initialize_linear
 from xlpre.model.kernels.cpu.build import is_supported, load_library
 
 MAX_LOGITS = 1 << 27  # logits that are computed at once; 0.5 GB in fp32
-NO_TARGET = torch.iinfo(
-    torch.int64
-).min  # replaces the default of PyTorch, -100, so that this invalid target is an error like others
+NO_TARGET = -(2**62)  # in place of PyTorch's `ignore_index`, -100, which would hide an invalid target
 
 
 def build_lm_head(config: ModelConfig, embedding: nn.Module) -> nn.Module:
