@@ -124,11 +124,9 @@ def test_tokens_follow_the_batch_warmup():
 def test_fp16_and_bf16_differ_in_stage_1_only():
     half, other = make_plan("train.precision=bf16"), make_plan("train.precision=fp16")
     assert (half.precision, other.precision) == ("bf16", "fp16")
-    assert (half.peak_memory(2, 1), half.peak_memory(3, 1), half.recurrent_memory) == (
-        other.peak_memory(2, 1),
-        other.peak_memory(3, 1),
-        other.recurrent_memory,
-    )
+    assert half.recurrent_memory == other.recurrent_memory
+    for stage in (2, 3):  # the gradient of the softmax has other temporary tensors
+        assert half.peak_memory(stage, 1) == pytest.approx(other.peak_memory(stage, 1), rel=0.002)
     assert half.zero_memory(1) != other.zero_memory(1)
 
 
