@@ -29,7 +29,8 @@ def build_parser() -> SettingsParser[PretrainConfig]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    make_tokenizer(build_parser().parse_config(argv).config)
+    config, _, _ = build_parser().parse_config(argv)
+    make_tokenizer(config)
 
 
 if __name__ == "__main__":

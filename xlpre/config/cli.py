@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, NoReturn
+from typing import Any, Generic, NoReturn
 
 from xlpre.config.help_text import HELP_COLUMN, common_settings, group_settings, wrap_docstring
 from xlpre.config.key_suggestions import similar_keys
@@ -130,20 +130,6 @@ def add_push_option(parser: CommandParser) -> None:
     parser.add_argument("--push", metavar="OWNER/NAME", help=text)
 
 
-class ParsedConfig(NamedTuple, Generic[Schema]):
-    """Result of a command line with settings.
-
-    Attributes:
-        config: the settings.
-        explicit_keys: keys of the settings that the user set.
-        args: other arguments and options.
-    """
-
-    config: Schema
-    explicit_keys: ExplicitKeys
-    args: argparse.Namespace
-
-
 class SettingsParser(CommandParser, Generic[Schema]):
     """Parser of the arguments, the options and the settings of a command.
 
@@ -169,19 +155,22 @@ class SettingsParser(CommandParser, Generic[Schema]):
 
     def parse_config(
         self, argv: Sequence[str] | None = None, derive_overrides: DeriveOverrides | None = None
-    ) -> ParsedConfig[Schema]:
+    ) -> tuple[Schema, ExplicitKeys, argparse.Namespace]:
         """Parse the arguments and load the settings.
 
         Args:
             argv: the arguments. None: those of the process.
             derive_overrides: see `load_config`.
 
+        Returns:
+            The settings, the keys that the user set, and the other arguments and options.
+
         Raises:
             ValueError: see `parse` and `load_config`.
         """
         args = self.parse(argv)
         config = load_config(self._schema, args.config, args.overrides, derive_overrides)
-        return ParsedConfig(config, ExplicitKeys.read(args.config, args.overrides), args)
+        return config, ExplicitKeys.read(args.config, args.overrides), args
 
     def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
         """Parse the arguments of a command; `overrides` of the result are the `key=value` strings. For errors see CommandParser."""

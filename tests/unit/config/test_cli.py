@@ -33,7 +33,7 @@ def test_explicit_keys_are_those_of_the_command_line_the_file_and_its_base(tmp_p
 def test_options_and_settings_may_be_in_any_order(argv):
     config, _, args = make_parser().parse_config(argv)
     assert config.name == "a" and args.dry_run
-    assert not make_parser().parse_config(["name=a"]).args.dry_run
+    assert not make_parser().parse_config(["name=a"])[2].dry_run
 
 
 def test_arguments_may_stand_between_settings():

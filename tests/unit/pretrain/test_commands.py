@@ -28,11 +28,8 @@ def test_no_command_shadows_a_library_when_its_folder_comes_first_on_the_path(pa
 
 
 def test_local_rank_of_the_launcher_is_ignored():
-    config = (
-        SettingsParser(DataConfig, "", [])
-        .parse_config(["--local_rank=1", "seq_len=64", "reuse_len=32", "store_dir=x"])
-        .config
-    )
+    argv = ["--local_rank=1", "seq_len=64", "reuse_len=32", "store_dir=x"]
+    config, _, _ = SettingsParser(DataConfig, "", []).parse_config(argv)
     assert (config.seq_len, config.store_dir) == (64, "x")
 
 
