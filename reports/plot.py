@@ -292,7 +292,12 @@ def main() -> None:
     draw_losses("ablations", ["base", "no_memory", "no_spans", "denoising", "k_3", "next_sentence"], top=5.6)
     draw_losses(
         "one_hour",
-        ["4 layers of width 192", "6 layers of width 256", "4 layers of width 192, 20 million words"],
+        [
+            "4 layers of width 192",
+            "6 layers of width 256",
+            "4 layers of width 192, 20 million words",
+            "causal, 4 layers of width 256, 20 million words",
+        ],
         top=5.2,
     )
     draw_losses("optimizers", ["adamw", "adamw_lr_2e-3", "muon", "muon_all_4e-3"], top=7)
