@@ -222,7 +222,7 @@ class Ablation:
 
     @property
     def last_seed(self) -> int:
-        """Largest seed of the rows that has a folder; 0 if there is none."""
+        """Largest seed of the existing run folders; 0 if none exist."""
         names = [path.name.removeprefix("seed_") for row in self.rows for path in (self.folder / row).glob("seed_*")]
         return max((int(name) for name in names if name.isdecimal()), default=0)
 

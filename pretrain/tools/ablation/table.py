@@ -165,7 +165,7 @@ def describe_table(table: Sequence[dict[str, str]]) -> str:
         notes += "\nOne run per row: differences cannot be distinguished from seed noise; use --seeds 3."
     else:
         notes += (
-            f"\nBy seed: mean difference between runs with the same seed, and its {CONFIDENCE:.0%} interval (bootstrap, or t-test for two "
+            f"\nBy seed: mean difference between runs with the same seed, and its {CONFIDENCE:.0%} interval (bootstrap; t-test with two "
             "seeds), within noise if it contains 0.\n"
             "This number of seeds finds the smallest detectable difference with a probability of 80 %."
         )
