@@ -158,5 +158,7 @@ def prepare_backend(name: str, attn_meta: AttentionMeta, dtype: torch.dtype, hea
     Raises:
         ValueError: the backend is not available, or does not support the device or the dtype.
     """
+    if not attn_meta.query_rank.numel():  # a batch without targets, in the last layer; the kernels need at least one row
+        return ReferenceBackend.prepare(attn_meta, dtype)
     name = concrete_backend(name, attn_meta.query_rank.device, dtype, head_width)
     return load_backend(name).prepare(attn_meta, dtype)

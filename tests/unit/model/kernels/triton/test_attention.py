@@ -68,6 +68,16 @@ def test_outputs_and_all_gradients_equal_the_reference(name, seed, dtype):
         torch.testing.assert_close(result[name].float(), tensor, rtol=rtol, atol=rtol * max(largest, 0.1), msg=name)
 
 
+def test_a_window_without_targets_has_no_output_and_updates_memory():
+    batch = random_batch(20, reuse=10).to(DEVICE)
+    empty = replace(batch, target_positions=batch.target_positions[:, :0], targets=batch.targets[:, :0])
+    model = make_model(attention_backend="triton", n_layer=2).to(DEVICE)
+    memory = to_device(random_memory(model.config, 2, 12))
+    hidden, updated = model.backbone(empty, memory)
+    assert hidden.shape[:2] == (2, 0)
+    torch.testing.assert_close(updated.hidden, model.backbone(batch, memory)[1].hidden)
+
+
 @pytest.mark.parametrize("two_streams", long_except([True, False], True))
 def test_a_model_has_the_losses_and_gradients_of_the_reference(two_streams):
     batch, results = random_batch(20, reuse=10).to(DEVICE), []
