@@ -1,6 +1,6 @@
 """Measure how well a model predicts held-out text.
 
-TEXT is a file (.txt, .jsonl, .parquet; also .gz, .zst), a quoted glob, a dataset hf:NAME:SPLIT, or the folder of a token store, whose
+TEXT is a file (.txt, .jsonl, .parquet; also .gz, .zst), a quoted glob, a dataset hf:NAME[:SPLIT], or the folder of a token store, whose
 validation part is read. The command prints the loss in nats per token, perplexity, bits per byte and per character, and perplexity per
 word. The result depends neither on the batch size nor on the number of processes. Modes:
 
@@ -74,7 +74,7 @@ def build_parser() -> CommandParser:
     parser.add_argument("--processes", metavar="N", type=int, default=1, help="processes on the CPU (default: 1)")
     parser.add_argument("--json", action="store_true", help="print JSON lines instead of a table")
     parser.add_argument("--out", metavar="FILE", type=Path, help="write JSON lines, one per memory length")
-    parser.add_argument("--picture", metavar="FILE", type=Path, help="draw the loss over the memory (.png, .svg, .pdf)")
+    parser.add_argument("--picture", metavar="FILE", type=Path, help="plot the loss against the memory length (.png, .svg, .pdf)")
     parser.add_device_option()
     return parser
 

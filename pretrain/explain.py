@@ -1,7 +1,7 @@
 """Show how the model sees a text: tokens, targets, factorization order, and the attention masks of both streams.
 
 The command needs a vocabulary, but no model and no token store. Settings select the window, the objective and the memory. With --model,
-it also shows the probability of each target in this order, and if the targets were independent (XLNet, section 2.6).
+it also shows the probability of each target in this order, and its probability if no other target is seen (XLNet, section 2.6).
 
 Examples:
   python pretrain/explain.py "Your text." --config configs/pretrain/quickstart.yaml

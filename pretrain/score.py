@@ -15,7 +15,7 @@ With --pairs, the files hold minimal pairs in the form of BLiMP: JSON lines with
 Examples:
   python pretrain/score.py runs/mine sentences.txt --out scores.jsonl
   python pretrain/score.py runs/mine sentences.txt --mode any-order --orders 1 --tokens
-  python pretrain/score.py runs/mine --pairs blimp --prefix . --out blimp.json --picture blimp.png
+  python pretrain/score.py runs/mine --pairs blimp --prefix "$(cat configs/minimal_pairs/paragraph.txt)" --out blimp.json
 
 See docs/scoring.md for the modes, and docs/python.md for the same from Python.
 """
@@ -43,7 +43,7 @@ def build_parser() -> CommandParser:
     parser.add_argument("file", metavar="FILE", type=Path, nargs="?", help=text)
     text = ".jsonl files of minimal pairs, or folders of them"
     parser.add_argument("--pairs", metavar="FILE", type=Path, nargs="+", help=text)
-    text = "any-order, pll or causal (default: the first that fits: pll, causal)"
+    text = "any-order, pll or causal (default: causal for causal models, otherwise pll)"
     parser.add_argument("--mode", choices=("any-order", "pll", "causal"), help=text)
     text = "text that comes before each text; it is read, but not scored (default: none)"
     parser.add_argument("--prefix", metavar="TEXT", default="", help=text)

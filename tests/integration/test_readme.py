@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.config import PretrainConfig
 from tests.conftest import REPOSITORY
 from tests.integration.conftest import call, launch, run
+from xlpre.config.loader import load_config
 from xlpre.training.distributed import free_port
 
 TINY = shlex.split(
@@ -65,6 +67,14 @@ def test_every_command_of_the_readme_works(tmp_path, text_file):
         assert ("Minimal pairs" in page) == (name == "quickstart")
 
 
+def test_every_override_in_the_table_of_the_readme_is_valid():
+    table = re.search(r"\| change \| override \|\n(.*?)\n\n", (REPOSITORY / "README.md").read_text(), re.DOTALL)[1]
+    overrides = [re.search(r"`(.*?)`", line.split("|")[2])[1] for line in table.splitlines()[1:]]
+    assert len(overrides) >= 10
+    for override in overrides:
+        load_config(PretrainConfig, REPOSITORY / "configs/pretrain/quickstart.yaml", shlex.split(override))
+
+
 def test_make_quickstart_runs_the_command_that_these_tests_run():
     # called by `make test`, the inner make would also print the folder that it enters and leaves
     command = ["make", "--no-print-directory", "-n", "quickstart", "ARGS=name=mine"]
@@ -118,8 +128,8 @@ def test_the_predictions_of_the_page_about_distributed_training_are_those_of_the
         f"micro-batch 32 | {memory:.0f} GB ",
         f"| window tokens | {counts['window tokens in total'] / 1e9:.0f} billion ",
         f"| text tokens | {counts['text tokens in total'] / 1e9:.0f} billion",
-        f"at 40 % MFU | {plan['seconds per step'][0]} s ",
+        f"at 12 % MFU | {plan['seconds per step'][0]} s ",
         f"nothing overlaps with it | {shares[1]} % ",
-        f"at 40 % MFU | {hours:.1f} hours, {16 * hours:.0f} GPU-hours ",
+        f"at 12 % MFU | {hours:.1f} hours, {16 * hours:.0f} GPU-hours ",
     ):
         assert figure in page, figure
