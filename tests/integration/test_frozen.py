@@ -95,7 +95,10 @@ def test_the_frozen_run_resumes_with_the_recorded_losses(tmp_path):
     assert {key: measured[key] for key in recorded("resumed")} == pytest.approx(recorded("resumed"), **TOLERANCE)
 
 
-def test_the_frozen_fine_tuned_folder_predicts():
+def test_the_frozen_fine_tuned_folder_predicts_the_recorded_probabilities():
     lines = [line.rpartition(",")[0] for line in (FROZEN / "dev.csv").read_text().splitlines()[1:]]
     predictions = predictions_for(FROZEN / "finetuned/model", lines)
-    assert len(predictions) == 16 and all(set(one["probabilities"]) == {"even", "odd"} for one in predictions)
+    assert [one["prediction"] for one in predictions] == ["odd"] * 16
+    odd = expected()["probabilities_of_odd"]
+    assert [one["probabilities"]["odd"] for one in predictions] == pytest.approx(odd, **TOLERANCE)
+    assert [one["probabilities"]["even"] for one in predictions] == pytest.approx([1 - p for p in odd], **TOLERANCE)
