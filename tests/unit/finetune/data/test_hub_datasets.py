@@ -7,6 +7,19 @@ from finetune.tasks.registry import build_task
 
 # as nyu-mll/glue numbers them, which is not the order of the published code
 NLI = {0: "entailment", 1: "neutral", 2: "contradiction"}
+SENTENCES = ("sentence1", "sentence2")
+GLUE = {  # configuration and text columns of nyu-mll/glue, and what the label 1 means there
+    "glue/cola": ("cola", ("sentence",), "1"),
+    "glue/sst-2": ("sst2", ("sentence",), "1"),
+    "glue/mrpc": ("mrpc", SENTENCES, "1"),
+    "glue/qqp": ("qqp", ("question1", "question2"), "1"),
+    "glue/sts-b": ("stsb", SENTENCES, 1.0),
+    "glue/mnli": ("mnli", ("premise", "hypothesis"), "neutral"),
+    "glue/qnli": ("qnli", ("question", "sentence"), "not_entailment"),
+    "glue/rte": ("rte", SENTENCES, "not_entailment"),
+    "glue/wnli": ("wnli", SENTENCES, "1"),
+    "glue/ax": ("mnli", ("premise", "hypothesis"), "neutral"),
+}
 
 
 @pytest.fixture
@@ -61,20 +74,19 @@ def test_rows_to_predict_keep_their_index_and_have_no_label(read, name, split, h
     assert split in task.test_splits
 
 
-def test_all_glue_tasks_name_their_config_of_the_dataset():
-    tasks = [
-        build_task(f"glue/{name}", TaskDataConfig(dir="hf:G"), "last") for name in ("cola", "sst-2", "sts-b", "qqp")
-    ]
-    assert [str(task.source._train[0]) for task in tasks] == [
-        f"hf:G/{name}:train" for name in ("cola", "sst2", "stsb", "qqp")
-    ]
+@pytest.mark.parametrize("name", GLUE)
+def test_each_glue_task_is_read_from_its_config_of_the_dataset(read, name):
+    config, texts, meaning_of_1 = GLUE[name]
+    row = {**{column: f"in {column}" for column in texts}, "label": 1, "idx": 5}
+    task, [example] = read(name, "hf:G", {f"hf:G/{config}:train": [row]}, "train")
+    assert example[:2] == ("5", tuple(f"in {column}" for column in texts))
+    assert (task.label_names[example[2]] if task.label_names else example[2]) == meaning_of_1
 
 
 def test_texts_and_labels_of_mrpc_and_sts_b_are_read_under_their_hub_names(read):
-    columns = ("sentence1", "sentence2")
-    _, examples = read("glue/mrpc", "hf:G", {"hf:G/mrpc:train": pairs([0, 1], columns)}, "train")
+    _, examples = read("glue/mrpc", "hf:G", {"hf:G/mrpc:train": pairs([0, 1], SENTENCES)}, "train")
     assert examples == [("0", ("a0", "b0"), 0), ("1", ("a1", "b1"), 1)]
-    _, examples = read("glue/sts-b", "hf:G", {"hf:G/stsb:validation": pairs([0.5, 5.0], columns)}, "dev")
+    _, examples = read("glue/sts-b", "hf:G", {"hf:G/stsb:validation": pairs([0.5, 5.0], SENTENCES)}, "dev")
     assert [label for _, _, label in examples] == [0.5, 5.0]
 
 
