@@ -162,19 +162,31 @@ def test_a_stage_is_not_started_if_the_pretraining_before_it_fails(ablation, tmp
     assert re.search(r"row all, seed 1, agreement: finished after [\d:]+, \S+ % of the pairs", result.stdout)
 
 
-def kill_when_started(ablation, stage, tmp_path):
-    """Start the ablation, and kill it as soon as it has started a stage. Return when its commands have ended, too."""
+# of each stage of the row `all`: a file that shows that it works, and its result
+STAGES = {
+    "": ("metrics.jsonl", "checkpoints/step_00000030/manifest.json"),
+    ", agreement": ("evaluate/agreement/log.txt", "evaluate/agreement/pairs.json"),
+    ", books": ("evaluate/books/log.txt", "evaluate/books/text.jsonl"),
+    ", topics": ("finetune/topics/seed_1/metrics.jsonl", "finetune/topics/table.csv"),
+}
+
+
+def kill_in_stage(ablation, stage, tmp_path):
+    """Start the ablation, and kill it once a stage works. Return when its commands have ended, too."""
     command = [sys.executable, REPOSITORY / SCRIPT, str(ablation), "--run", "--jobs", "1"]
+    work, result = (tmp_path / "runs" / ablation.stem / "all/seed_1" / file for file in STAGES[stage])
     with subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True) as process:
-        for line in process.stdout:
-            if line.startswith(f"{stage}: started"):
-                break
-        else:
-            raise AssertionError(f"{stage} did not start")
-        time.sleep(1)
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-    psutil.wait_procs(children, timeout=60)
+        try:
+            assert any(line.startswith(f"row all, seed 1{stage}: started") for line in process.stdout)
+            deadline = time.monotonic() + 120
+            while not work.exists() and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert work.exists() and not result.exists()
+        finally:
+            children = psutil.Process(process.pid).children(recursive=True)
+            process.kill()
+    _, running = psutil.wait_procs(children, timeout=60)
+    assert not running
 
 
 @pytest.mark.long
@@ -184,8 +196,8 @@ def test_killed_in_any_stage_an_ablation_resumes_to_the_same_results(ablation, a
         path = ablation.with_name(f"{name}.yaml")
         content = {**all_stages, "rows": {"all": []}, "common": [*all_stages["common"], "train.steps=30"]}
         path.write_text(json.dumps(content))
-        for stage in ("", ", agreement", ", books", ", topics") if name == "killed" else ():
-            kill_when_started(path, f"row all, seed 1{stage}", tmp_path)
+        for stage in STAGES if name == "killed" else ():
+            kill_in_stage(path, stage, tmp_path)
         result = run(SCRIPT, path, "--run", "--jobs", "1", cwd=tmp_path)
         assert result.returncode == 0, result.stdout + result.stderr
         results.append((tmp_path / f"runs/{name}/results.jsonl").read_text())
