@@ -1,5 +1,6 @@
 """Fine-tuning by its commands: it learns, equally on any number of processes, and resumes."""
 
+import csv
 import json
 import re
 import shutil
@@ -98,6 +99,12 @@ def read_result(run_dir, seed=1):
     return json.loads((run_dir / f"seed_{seed}" / "result.json").read_text())
 
 
+def read_table(run_dir):
+    """Return the row of a run in its table, without the name and the time."""
+    (row,) = csv.DictReader((run_dir / "table.csv").open())
+    return {key: value for key, value in row.items() if key not in ("name", "time per run")}
+
+
 def assert_close(actual, expected, tolerance=2e-5):
     assert actual.keys() == expected.keys()
     assert max(np.abs(np.subtract(actual[step], expected[step])).max() for step in expected) < tolerance
@@ -117,6 +124,8 @@ def one_process(make_args):
     dropout = {"model__dropout": 0.1, "model__dropatt": 0.1}
     stopped = make_args("stopped", **dropout)
     long = {"train__steps": 100, "eval__every": 50, "schedule__warmup_steps": 30, "train__log_every": 10}
+    no_improvement = {"optim__lr": 1e-9, "eval__every": 1}
+    early_stopped = make_args("early_stopped_resumed", **no_improvement, eval__early_stopping_patience=4)
     return finetune(
         {"args": make_args("learned", **long, num_seeds=2), "plot": True},
         make_args("reference"),
@@ -127,7 +136,9 @@ def one_process(make_args):
         make_args("uninterrupted", **dropout),
         {"args": make_args("number", task="regress", data__label="value", eval__keep_weights="last"), "plot": True},
         *plain_and_scaled(make_args, 1),
-        make_args("early_stopped", optim__lr=1e-9, eval__every=1, eval__early_stopping_patience=2),
+        {"args": early_stopped, "stop_at": 3},
+        early_stopped,
+        make_args("early_stopped", **no_improvement, eval__early_stopping_patience=2),
     )
 
 
@@ -157,6 +168,13 @@ def test_a_run_without_improvement_stops_early_and_its_last_line_says_what_to_tr
     assert result["metrics"]["dev/accuracy"] <= result["chance_threshold"]
     last_line = one_process.splitlines()[-1]
     assert "no better than always predicting one class" in last_line and "optim.lr=1e-3" in last_line
+
+
+def test_a_resumed_run_counts_the_evaluations_without_improvement_from_before(make_args, one_process):
+    """It was stopped at step 3, after 1 of 4 evaluations without improvement; that of step 3 takes place when it resumes."""
+    assert "stopped at step 3 of seed 1 and saved" in one_process
+    result = read_result(make_args.folder / "early_stopped_resumed")
+    assert result["model_step"] == 1 and result["steps"] == 5
 
 
 def test_the_division_of_a_batch_changes_no_number(make_args, one_process):
@@ -326,3 +344,25 @@ def test_a_killed_run_resumes_to_the_same_numbers(make_args):
     finetune(make_args("not_killed", **settings))
     assert losses(killed) == losses(whole) and dev_losses(killed) == dev_losses(whole)
     assert_equal_weights(killed, whole)
+
+
+def test_killed_in_its_second_seed_or_raised_to_two_seeds_a_run_has_the_results_of_an_uninterrupted_one(make_args):
+    settings = {"model__dropout": 0.1, "train__save_every": 3}
+    killed = make_args("killed_in_seed_2", **settings, num_seeds=2)
+    job = {"args": killed, "stop_at": 7, "in_seed": 2, "signal": signal.SIGKILL, "plot": False}
+    assert run_together(1, SCRIPT, json.dumps([job])).returncode == -signal.SIGKILL
+    folders = [make_args.folder / name for name in ("killed_in_seed_2", "raised", "two_seeds")]
+    assert [path.parent.name for path in folders[0].glob("seed_*/result.json")] == ["seed_1"]
+    assert checkpoint.find_latest_valid(folders[0] / "seed_2" / "checkpoints")
+    output = finetune(
+        killed,
+        make_args("raised", **settings),
+        make_args("raised", **settings, num_seeds=2),
+        make_args("two_seeds", **settings, num_seeds=2),
+    )
+    assert output.count("training: seed 2 (the other 1 finished);") == 2
+    for folder in folders[:2]:
+        assert_equal_weights(folder, folders[2])
+        for name in ("seed_1/dev.jsonl", "seed_2/dev.jsonl", "predictions/test.jsonl"):
+            assert read_jsonl(folder / name) == read_jsonl(folders[2] / name), name
+        assert read_table(folder) == read_table(folders[2])
