@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from tests.conftest import REPOSITORY, make_documents
@@ -28,10 +29,20 @@ build_store(target, TextConfig(source=source, val_fraction=0.1, num_processes=in
 """
 
 
-def start(*args, **popen_kwargs):
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-c", SCRIPT, *map(str, args)]
-    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, **popen_kwargs)
+@pytest.fixture
+def start():
+    """A function that starts a build. Builds that are still running at the end of the test are killed."""
+    environment, builds = {**os.environ, "PYTHONPATH": str(REPOSITORY)}, []
+
+    def start_build(*args, **popen_kwargs):
+        command = [sys.executable, "-c", SCRIPT, *map(str, args)]
+        builds.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, **popen_kwargs))
+        return builds[-1]
+
+    yield start_build
+    for build in builds:
+        build.kill()
+        build.communicate()
 
 
 @pytest.fixture
@@ -56,34 +67,33 @@ def wait_until(condition, process):
         raise AssertionError(process.communicate()[1])
 
 
-def test_sigkill_at_any_time_loses_no_finished_shard(larger, tmp_path):
+def test_sigkill_at_any_time_loses_no_finished_shard(start, larger, tmp_path):
     path, vocabulary = larger
     assert start(path, tmp_path / "uninterrupted", vocabulary, 1).wait(100) == 0
     work = tmp_path / ".store.unfinished"
     for n_shards in (3, 12, 25):
         process = start(path, tmp_path / "store", vocabulary, 2)
         wait_until(lambda: len(shards(work)) >= n_shards, process)  # noqa: B023 - called in this iteration
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        time.sleep(0.3)  # its child processes notice that their parent is gone
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+        _, running = psutil.wait_procs(children, timeout=60)  # they notice that their parent is gone
+        assert not running
     resumed = start(path, tmp_path / "store", vocabulary, 2)
     assert resumed.wait(100) == 0, resumed.stderr.read()
     for name in json.loads((tmp_path / "uninterrupted" / "meta.json").read_text())["bytes"]:
         assert (tmp_path / "store" / name).read_bytes() == (tmp_path / "uninterrupted" / name).read_bytes(), name
 
 
-def test_a_killed_child_process_ends_the_command_with_an_error(larger, tmp_path):
+def test_a_killed_child_process_ends_the_command_with_an_error(start, larger, tmp_path):
     path, vocabulary = larger
     process = start(path, tmp_path / "store", vocabulary, 2)
     wait_until(lambda: shards(tmp_path / ".store.unfinished"), process)
-    children = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=False
-    )
-    os.kill(int(children.stdout.split()[0]), signal.SIGKILL)
+    psutil.Process(process.pid).children()[0].kill()
     assert process.wait(60) != 0 and "an encoding process was killed" in process.stderr.read()
 
 
-def test_a_second_command_for_the_same_store_is_refused(larger, tmp_path, tokenizer):
+def test_a_second_command_for_the_same_store_is_refused(start, larger, tmp_path, tokenizer):
     path, vocabulary = larger
     process = start(path, tmp_path / "store", vocabulary, 2)
     # the first file is the lock
@@ -93,7 +103,7 @@ def test_a_second_command_for_the_same_store_is_refused(larger, tmp_path, tokeni
     assert process.wait(100) == 0
 
 
-def test_a_full_disk_is_reported_and_finished_shards_are_kept(larger, tmp_path):
+def test_a_full_disk_is_reported_and_finished_shards_are_kept(start, larger, tmp_path):
     path, vocabulary = larger
 
     def small_files():

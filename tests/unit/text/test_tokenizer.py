@@ -1,7 +1,6 @@
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -147,23 +146,28 @@ def test_a_line_too_long_for_sentencepiece_is_split(space):
 
 MINUTES_OF_TRAINING = """
 import random
+from xlpre.text import tokenizer_training
 from xlpre.text.tokenizer import TokenizerConfig
-from xlpre.text.tokenizer_training import train_tokenizer
 draw = random.Random(1)
 words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=8)) for _ in range(200_000)]
-def documents():
-    yield [" ".join(words)]
-    print("read", flush=True)
-train_tokenizer(documents(), TokenizerConfig(vocab_size=8000))
+training_lines = tokenizer_training.training_lines
+def print_at_the_end(*args):
+    yield from training_lines(*args)
+    print("SentencePiece has read the text", flush=True)
+tokenizer_training.training_lines = print_at_the_end
+tokenizer_training.train_tokenizer([[" ".join(words)]], TokenizerConfig(vocab_size=8000))
 """
 
 
 def test_ctrl_c_ends_the_training_of_a_vocabulary_at_once():
-    training = subprocess.Popen([sys.executable, "-c", MINUTES_OF_TRAINING], stdout=subprocess.PIPE, cwd=REPOSITORY)
-    assert training.stdout.readline() == b"read\n"
-    time.sleep(1.5)
-    training.send_signal(signal.SIGINT)
-    assert training.wait(60) == -signal.SIGINT  # the training would take minutes
+    command = [sys.executable, "-c", MINUTES_OF_TRAINING]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPOSITORY) as training:
+        try:
+            assert training.stdout.readline() == b"SentencePiece has read the text\n"
+            training.send_signal(signal.SIGINT)
+            assert training.wait(60) == -signal.SIGINT  # the training would take minutes
+        finally:
+            training.kill()
 
 
 @pytest.mark.parametrize("value", [None, 5, b"Ba", ["Ba", "be"]])

@@ -29,19 +29,20 @@ def test_a_closed_terminal_requests_a_stop_but_not_under_nohup(handler, is_reque
 
 @pytest.mark.parametrize("reaped", [True, False])
 def test_the_end_of_the_parent_process_requests_a_stop(monkeypatch, reaped):
-    parent = subprocess.Popen(["sleep", "600"])
-    monkeypatch.setenv(PARENT_PID_VARIABLE, str(parent.pid))
-    shutdown = ShutdownHandler()
-    time.sleep(0.2)
-    assert not shutdown.is_requested
-    parent.kill()
-    if reaped:
-        parent.wait()
-    deadline = time.monotonic() + 30
-    while not shutdown.is_requested and time.monotonic() < deadline:
-        time.sleep(0.1)
-    parent.wait()
-    assert shutdown.is_requested
+    with subprocess.Popen(["sleep", "600"]) as parent:
+        try:
+            monkeypatch.setenv(PARENT_PID_VARIABLE, str(parent.pid))
+            shutdown = ShutdownHandler()
+            time.sleep(0.2)
+            assert not shutdown.is_requested
+        finally:
+            parent.kill()
+        if reaped:
+            parent.wait()
+        deadline = time.monotonic() + 30
+        while not shutdown.is_requested and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert shutdown.is_requested
 
 
 WAITS_FOR_ANOTHER_PROCESS = """
@@ -64,12 +65,16 @@ print("saved", flush=True)
 def interrupt(seconds, activity):
     """Start a process, send two interrupts, and return its exit status and output."""
     command = [sys.executable, "-c", WAITS_FOR_ANOTHER_PROCESS, str(seconds), activity]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGINT)
-    assert process.stderr.readline() == "Stopping after this step. Press Ctrl-C again to abort without saving.\n"
-    process.send_signal(signal.SIGINT)
-    output, message = process.communicate(timeout=60)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGINT)
+            warning = "Stopping after this step. Press Ctrl-C again to abort without saving.\n"
+            assert process.stderr.readline() == warning
+            process.send_signal(signal.SIGINT)
+            output, message = process.communicate(timeout=60)
+        finally:
+            process.kill()
     return process.returncode, output + message
 
 
