@@ -87,6 +87,22 @@ def test_a_store_and_a_dataset_give_the_numbers_of_their_text(causal, store, tok
     assert 500 <= stored["n_tokens"] < len(store.validation) and stored["n_targets"] == stored["n_tokens"]
 
 
+def test_options_name_the_column_and_what_a_row_and_a_line_are(causal, text, tmp_path, capsys):
+    documents = text.read_text().split("\n\n")
+    rows, lines = tmp_path / "rows.jsonl", tmp_path / "lines.jsonl"
+    rows.write_text("".join(json.dumps({"text": "Ba.", "body": document}) + "\n" for document in documents))
+    lines.write_text("".join(json.dumps({"text": line}) + "\n" for line in text.read_text().split("\n")))
+    (expected,) = records_of(capsys, causal, text, *WINDOW)
+    numbers = ("n_documents", "n_tokens", "loss")
+    for source, options in ((rows, ["--column", "body"]), (lines, ["--row-type", "lines"])):
+        (record,) = records_of(capsys, causal, source, *WINDOW, *options)
+        assert [record[name] for name in numbers] == [expected[name] for name in numbers]
+    (sentences,) = records_of(capsys, causal, text, *WINDOW, "--line-type", "sentences")
+    assert sentences["n_documents"] == expected["n_documents"]
+    n_paragraphs = sum(1 for line in text.read_text().split("\n") if line)  # each is followed by <eop>
+    assert sentences["n_tokens"] == expected["n_tokens"] - n_paragraphs
+
+
 def test_a_permutation_model_has_an_objective_other_modes_and_the_spread_over_orders(model, text, capsys):
     options = [*WINDOW, "--consistency", 20, "--max-tokens", 300]
     (objective,) = records_of(capsys, model, text, *options)

@@ -53,6 +53,17 @@ def test_tables_have_the_fillings_of_python(path, tokenizer, capsys):
     )
 
 
+def test_the_length_penalty_is_that_of_python_and_changes_the_order(path, tokenizer, capsys):
+    model = load_folder(path).model()
+    answers = {}
+    for penalty in (0, 2):
+        (expected,) = fill(model, tokenizer, ["Ba ____{2,3}."], beam=5, length_penalty=penalty)
+        answers[penalty] = [filling.answers[0] for filling in expected]
+        lines = output(capsys, path, "Ba ____{2,3}.", "--beam", 5, "--length-penalty", penalty)[2:]
+        assert all(line.strip().startswith(answer) for line, answer in zip(lines, answers[penalty], strict=True))
+    assert answers[0] != answers[2]
+
+
 def test_unknown_characters_of_the_text_are_noted(path, capsys):
     assert "note: 1 token of the text is <unk>" in output(capsys, path, "Ba \N{SNOWMAN} ____.")[-1]
 

@@ -36,6 +36,17 @@ def test_the_text_is_that_from_python(model, capsys):
     assert run(model, capsys=capsys) == expected_texts(model, "")[0] + "\n"
 
 
+@pytest.mark.parametrize("name, value", [("top_k", 3), ("top_p", 0.2), ("repetition_penalty", 1.5)])
+def test_options_of_sampling_are_those_of_python_and_change_the_text(model, capsys, name, value):
+    text = run(model, "Ba di.", f"--{name.replace('_', '-')}", str(value), capsys=capsys)
+    assert text == expected_texts(model, "Ba di.", **{name: value})[0] + "\n" != run(model, "Ba di.", capsys=capsys)
+
+
+def test_a_choice_among_one_token_is_greedy(model, capsys):
+    greedy = run(model, "Ba di.", "--temperature", "0", capsys=capsys)
+    assert run(model, "Ba di.", "--top-k", "1", capsys=capsys) == greedy
+
+
 def test_several_samples_are_numbered(model, capsys):
     first, second = expected_texts(model, "Ba di.", num_samples=2, seed=5)
     out = run(model, "Ba di.", "--num-samples", "2", "--seed", "5", capsys=capsys)

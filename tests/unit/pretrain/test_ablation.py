@@ -484,9 +484,21 @@ def test_a_stage_is_finished_until_its_settings_or_the_weights_change(write, tas
         ),
         ({"base": "", "model": "some/model"}, "model=some/model is invalid without finetune.tasks"),
         ({"model": "some/model"}, "it must have `base:`"),
+        (
+            {
+                "finetune": {"base": "task.yaml", "tasks": {"same": []}},
+                "evaluate": {"pairs": {"same": "pairs.jsonl"}},
+            },
+            "'same' is invalid: two of finetune.tasks, evaluate.pairs and evaluate.text have it. Rename one.",
+        ),
+        (
+            {"finetune": {"base": "no_task.yaml", "tasks": {"topics": []}}},
+            "finetune.tasks.topics, row plain: it has no task. Add task=NAME, such as task=glue/mrpc.",
+        ),
     ],
 )
 def test_stages_that_would_fail_are_refused_before_any_run_starts(write, task, changes, message):
+    Path("no_task.yaml").write_text("data: {train: [words.csv]}\n")
     with pytest.raises(ValueError, match=re.escape(message)):
         Ablation(write(**({"rows": {"plain": []}} | changes)))
 
@@ -689,6 +701,25 @@ def test_slurm_scripts_start_each_run_and_then_the_other_stages(write, task, cap
     main([word.replace("--run", "--print") for word in arguments])
     printed = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
     assert len(printed) == 8 and all("--nproc_per_node" in command for command in printed)
+
+
+def test_only_pretraining_leaves_out_other_stages_also_in_slurm_jobs(write, task, capsys):
+    path = write({"plain": [], "none": ["model.mem_len=0"]}, finetune=task)
+    main([str(path), "--print", "--only-pretraining"])
+    commands = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(commands) == 2 and all(command[1].endswith("pretrain/run.py") for command in commands)
+    main([str(path), "--submit", "--only-pretraining"])
+    assert capsys.readouterr().out.startswith("2 pretraining runs and 0 stages after them.")
+    command = Path("runs/some/finish.sh").read_text().splitlines()[-1]
+    assert command == f"exec python pretrain/ablate.py {path} --run --processes 1 --seeds 1 --only-pretraining"
+
+
+def test_only_pretraining_is_refused_without_pretraining(write, task):
+    path = write({"plain": []}, base="", model="some/model", finetune={**task, "seeds": 1})
+    with pytest.raises(
+        ValueError, match=r"--only-pretraining is invalid with model=some/model .*nothing is pretrained"
+    ):
+        main([str(path), "--print", "--only-pretraining"])
 
 
 def test_printed_commands_are_quoted(write, capsys):

@@ -1,11 +1,13 @@
 import csv
 import io
 import json
+import zipfile
+from pathlib import Path
 
 import pytest
 
 from finetune import compare
-from finetune.trainer.results import FORMAT, Result, read_run, result_paths, summarize
+from finetune.trainer.results import FORMAT, Result, merge_glue_submissions, read_run, result_paths, summarize
 from xlpre.common.tables import to_csv, to_markdown
 
 
@@ -37,7 +39,7 @@ def test_runs_are_summarized_by_median_spread_and_number_at_chance():
     assert len(lines) == 4 and len({line.count("|") for line in lines}) == 1
 
 
-def test_a_copy_of_a_seeds_folder_is_no_result(tmp_path):
+def test_a_run_is_read_in_the_order_of_seeds_without_copies_of_their_folders(tmp_path):
     for folder, seed in (("seed_10", 10), ("seed_2", 2), ("seed_2_backup", 2)):
         make_result(seed, seed / 100).write(tmp_path / folder / "result.json", {"format": FORMAT})
     assert [path.parent.name for path in result_paths(tmp_path)] == ["seed_2", "seed_10"]
@@ -84,13 +86,44 @@ def test_a_comparison_skips_unfinished_runs_and_prints_their_names(tmp_path, cap
             compare.main([f"{tmp_path}/{name}" for name in names])
 
 
-def test_a_run_is_read_in_the_order_of_seeds_and_a_folder_without_results_is_refused(tmp_path):
-    for seed in (10, 2):
-        (tmp_path / f"seed_{seed}").mkdir()
-        make_result(seed, 0.6 + seed / 100).write(tmp_path / f"seed_{seed}" / "result.json", {"format": FORMAT})
-    assert read_run(tmp_path).scores == [0.62, 0.7]
+def test_a_folder_without_results_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"has no .*result.json"):
-        read_run(tmp_path / "seed_2")
+        read_run(tmp_path)
+
+
+def write_glue_run(folder, file, n_rows):
+    """Write a finished run with predictions for a test file of GLUE."""
+    make_result(1, 0.7).write(folder / "seed_1" / "result.json", {"format": FORMAT})
+    (folder / "predictions").mkdir()
+    (folder / "predictions" / file).write_text("index\tprediction\n" + "0\t1\n" * n_rows)
+    return str(folder)
+
+
+def test_the_command_prints_csv_and_merges_predictions(tmp_path, capsys):
+    runs = [write_glue_run(tmp_path / "a", "WNLI.tsv", 146), write_glue_run(tmp_path / "b", "MRPC.tsv", 1725)]
+    compare.main([*runs, "--csv"])
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert rows == [read_run(Path(run)).to_row() | {"runs": "1", "at chance": "0", "steps": "40"} for run in runs]
+    compare.main([*runs, "--submission", str(tmp_path / "all.zip")])
+    last_line = capsys.readouterr().out.splitlines()[-1]
+    assert last_line.startswith(f"{tmp_path}/all.zip: incomplete, missing AX.tsv, CoLA.tsv, MNLI-m.tsv, ")
+    assert zipfile.ZipFile(tmp_path / "all.zip").namelist() == ["MRPC.tsv", "WNLI.tsv"]
+
+
+def test_predictions_that_do_not_make_a_submission_are_refused(tmp_path):
+    first, second = (Path(write_glue_run(tmp_path / name, "WNLI.tsv", 146)) for name in ("first", "second"))
+    other, none = Path(write_glue_run(tmp_path / "other", "mine.tsv", 3)), tmp_path / "none"
+    for runs, message in (
+        (
+            [first, second],
+            r"second/predictions/WNLI.tsv and .*first/predictions/WNLI.tsv are .* the same task. Name only",
+        ),
+        ([first, other], r"mine.tsv is not part of a GLUE submission, which has AX.tsv, .*Leave the run out"),
+        ([none], r"none: no predictions for a test file of GLUE. Name folders of GLUE runs"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            merge_glue_submissions(runs, tmp_path / "all.zip")
+    assert not (tmp_path / "all.zip").exists()
 
 
 @pytest.mark.parametrize("content", [{"kept_step": 20, "facts": {"format": 2}}, {"manifest": {"format": FORMAT - 1}}])
