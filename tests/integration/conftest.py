@@ -17,6 +17,7 @@ from tests.conftest import REPOSITORY
 from tests.integration.forking import ForkedCommand
 from xlpre.common.cli_main import run_main
 from xlpre.training.distributed import free_port
+from xlpre.training.metrics_writer import read_metrics
 
 SETTINGS = {
     "data.seq_len": 32,
@@ -120,6 +121,18 @@ def damage(file: Path) -> None:
     content[len(content) // 2] ^= 1
     file.unlink()  # the file may be read-only
     file.write_bytes(content)
+
+
+def read_steps(run_dir: Path) -> dict[int, tuple[float | None, ...]]:
+    """Return loss, gradient norm, learning rate and next-sentence loss by step."""
+    lines = [line for line in read_metrics(run_dir) if "loss" in line]
+    return {x["step"]: (x["loss"], x["grad_norm"], x["lr"], x.get("next_sentence_loss")) for x in lines}
+
+
+def largest_difference(steps: dict[int, tuple], expected: dict[int, tuple]) -> float:
+    """Return the largest difference of the losses of two runs, as `read_steps` returns them."""
+    assert steps.keys() == expected.keys()
+    return max(abs(steps[step][0] - expected[step][0]) for step in expected)
 
 
 def predictions_for(folder: Path, lines: list[str]) -> list[dict]:

@@ -30,7 +30,7 @@ def step(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["terms.position.key.weight", "query.weight"])
-def test_a_single_wrong_gradient_excludes_a_model(step, monkeypatch, name):
+def test_a_single_wrong_gradient_excludes_an_implementation_from_the_benchmark(step, monkeypatch, name):
     """Attention gradients are at most a thousandth of the global norm, which would hide the error."""
     agreement, contenders = step
     loss = contenders.Xlpre.loss
@@ -48,7 +48,7 @@ def test_a_single_wrong_gradient_excludes_a_model(step, monkeypatch, name):
     assert f"those of backbone.layers.1.attention.{name} differ" in failed["xlpre:sdpa"]
 
 
-def test_another_loss_excludes_a_model(step, monkeypatch):
+def test_another_loss_excludes_an_implementation_from_the_benchmark(step, monkeypatch):
     agreement, contenders = step
     loss = contenders.Xlpre.loss
     monkeypatch.setattr(contenders.Xlpre, "loss", lambda contender: loss(contender) + 0.001)

@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from tests.integration.conftest import damage, run
-from tests.integration.test_stages import DROPOUT, STAGE, largest_difference, read_steps, train_all
+from tests.integration.conftest import damage, largest_difference, read_steps, run
+from tests.integration.test_stages import DROPOUT, STAGE, train_all
 from xlpre.training import checkpoint
 
 SETTINGS = {**DROPOUT, "eval__every": 1000, "schedule__decay": "constant", "data__windows_per_run": 4}

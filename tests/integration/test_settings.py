@@ -6,9 +6,8 @@ import sys
 import pytest
 
 from tests.conftest import has_fp16
-from tests.integration.conftest import launch, run, tiny_args
+from tests.integration.conftest import largest_difference, launch, read_steps, run, tiny_args
 from xlpre.training import checkpoint
-from xlpre.training.metrics_writer import read_metrics
 
 STAGE = "deepspeed.zero_optimization.stage"
 OPTIMIZER = "deepspeed.zero_optimization.offload_optimizer.device"
@@ -40,17 +39,6 @@ def train_all(jobs):
     done = run("tests/integration/several_runs.py", json.dumps(jobs), timeout=900)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
     return done.stderr
-
-
-def read_steps(run_dir):
-    """Return loss, gradient norm and learning rate by step."""
-    return {x["step"]: (x["loss"], x["grad_norm"], x["lr"]) for x in read_metrics(run_dir) if "loss" in x}
-
-
-def largest_difference(steps, expected):
-    """Return the largest difference of the losses of two runs."""
-    assert steps.keys() == expected.keys()
-    return max(abs(steps[step][0] - expected[step][0]) for step in expected)
 
 
 def whole_and_stopped(make_args, name, case):

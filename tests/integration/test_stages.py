@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.conftest import has_bf16
-from tests.integration.conftest import run_together
+from tests.integration.conftest import largest_difference, read_steps, run_together
 from xlpre.training import checkpoint
 from xlpre.training.metrics_writer import read_metrics
 
@@ -22,18 +22,6 @@ def train_all(jobs, processes=1):
     done = run_together(processes, "tests/integration/several_runs.py", json.dumps(jobs))
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
     return done.stdout
-
-
-def read_steps(run_dir):
-    """Return loss, gradient norm, learning rate and next-sentence loss by step."""
-    lines = [line for line in read_metrics(run_dir) if "loss" in line]
-    return {x["step"]: (x["loss"], x["grad_norm"], x["lr"], x.get("next_sentence_loss")) for x in lines}
-
-
-def largest_difference(steps, expected):
-    """Return the largest difference of the losses of two runs."""
-    assert steps.keys() == expected.keys()
-    return max(abs(steps[step][0] - expected[step][0]) for step in expected)
 
 
 def micro_batch_size(accumulation, processes=1):

@@ -12,7 +12,7 @@ import torch
 from pretrain.config import PretrainConfig
 from pretrain.planning.flops import batch_shape, flops_per_step
 from tests.conftest import REPOSITORY, refused
-from tests.integration.conftest import call, damage, environment, run, run_together, start
+from tests.integration.conftest import call, damage, environment, read_steps, run, run_together, start
 from xlpre.common.files import lock_dir
 from xlpre.config.loader import load_config
 from xlpre.conversion.model_folder import load_folder
@@ -21,11 +21,6 @@ from xlpre.training.metrics_writer import read_metrics
 
 pytestmark = pytest.mark.xdist_group("training")  # on one worker, which trains the shared run once
 SCRIPT = "pretrain/run.py"
-
-
-def read_steps(run_dir):
-    """Return loss, gradient norm and learning rate by step."""
-    return {x["step"]: (x["loss"], x["grad_norm"], x["lr"]) for x in read_metrics(run_dir) if "loss" in x}
 
 
 def read_val_losses(run_dir):
@@ -328,8 +323,8 @@ def test_a_run_resumes_with_the_attention_backend_of_its_checkpoint(make_args, t
         {"deepspeed": "{zero_optimization: {stage: 1}}", "objective__name": "denoising", "optim__name": "muon"},
     ],
 )
-def test_recorded_passes_train_as_the_model_itself(make_args, tmp_path, changes):
-    """CUDA graphs, of which a CPU has a stand-in, under DeepSpeed: with dropout, memory and two micro-steps."""
+def test_cuda_graphs_train_to_the_same_weights(make_args, tmp_path, changes):
+    """Under DeepSpeed, with dropout, memory and two micro-steps. On a CPU, a stand-in replaces the graphs."""
     args = {"train__steps": 6, "train__micro_batch_size": 2, "model__dropout": 0.1, **changes}
     assert run(SCRIPT, *make_args(name="plain", **args)).returncode == 0
     script = "tests/unit/pretrain/stand_in_graphs.py"

@@ -2,13 +2,7 @@
 
 import pytest
 
-from finetune.config import TaskDataConfig
-from finetune.tasks.registry import build_task
-
-
-def build(name, folder, **data):
-    return build_task(name, TaskDataConfig(dir=str(folder), **data), "last")
-
+from tests.unit.finetune.conftest import build
 
 TASKS = [("classify", {"text": ["a"], "labels": ["0", "1"]}), ("squad/2.0", {}), ("rank", {})]
 

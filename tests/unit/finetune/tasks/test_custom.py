@@ -9,10 +9,7 @@ from finetune.config import TaskDataConfig
 from finetune.data.examples import Split
 from finetune.tasks.custom import read_label_names
 from finetune.tasks.registry import build_task
-
-
-def build(name, folder, **data):
-    return build_task(name, TaskDataConfig(dir=str(folder), **data), "last")
+from tests.unit.finetune.conftest import build
 
 
 def encode_train(task, tokenizer):

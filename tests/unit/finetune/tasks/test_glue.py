@@ -5,11 +5,10 @@ import zipfile
 import numpy as np
 import pytest
 
-from finetune.config import TaskDataConfig
 from finetune.data.examples import Split
 from finetune.tasks.glue import GLUE_LAYOUTS
-from finetune.tasks.registry import build_task
 from finetune.trainer.results import merge_glue_submissions
+from tests.unit.finetune.conftest import build
 
 TRAIN = {  # two rows of each file, as distributed
     "glue/cola": ("CoLA", "gj04\t1\t\tA good one.\ngj04\t0\t*\tOne a good.\n"),
@@ -33,10 +32,6 @@ LABELS = {
     "glue/rte": [1, 0],
     "glue/wnli": [1, 0],
 }
-
-
-def build(name, folder, **data):
-    return build_task(name, TaskDataConfig(dir=str(folder), **data), "last")
 
 
 def write_glue(folder, name):

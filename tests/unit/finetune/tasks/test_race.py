@@ -5,14 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from finetune.config import TaskDataConfig
 from finetune.data.examples import Split
 from finetune.tasks.race import insert_option
-from finetune.tasks.registry import build_task
-
-
-def build(name, folder, **data):
-    return build_task(name, TaskDataConfig(dir=str(folder), **data), "last")
+from tests.unit.finetune.conftest import build
 
 
 def write_race(folder):

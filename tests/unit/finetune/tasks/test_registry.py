@@ -4,10 +4,7 @@ import pytest
 
 from finetune.config import TaskDataConfig
 from finetune.tasks.registry import TASK_NAMES, build_task
-
-
-def build(name, folder, **data):
-    return build_task(name, TaskDataConfig(dir=str(folder), **data), "last")
+from tests.unit.finetune.conftest import build
 
 
 @pytest.mark.parametrize(
