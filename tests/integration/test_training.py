@@ -39,6 +39,7 @@ def plain_run(store, tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("plain") / "run"
     changes = {"model.dropout": 0.1, "model.dropatt": 0.1, "train.save_every": 4, "run_dir": folder}
+    changes |= {"train.keep_last_checkpoints": 2, "train.keep_checkpoints_every": 8}
     changes["train.save_memory"] = "all"  # an older checkpoint is resumed bit for bit, too
     settings = {**SETTINGS, **changes, "data.store_dir": store.path, "tokenizer.path": store.path / "vocabulary.model"}
     args = [f"{key}={value}" for key, value in settings.items()]
@@ -92,6 +93,12 @@ def test_a_checkpoint_holds_no_pickle_and_its_model_is_a_model_folder(plain_run)
     saved, published = load_folder(latest / "model").weights, load_folder(folder / "model").weights
     assert all(torch.equal(saved[name], published[name]) for name in saved)
     assert (latest / "model" / "model.safetensors").samefile(folder / "model" / "model.safetensors")
+
+
+def test_the_last_checkpoints_and_those_at_multiples_of_keep_checkpoints_every_are_left(plain_run):
+    """Of those of the steps 4, 8, ..., 20."""
+    names = sorted(path.name for path in (plain_run[0] / "checkpoints").iterdir())
+    assert names == ["step_00000008", "step_00000016", "step_00000020"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

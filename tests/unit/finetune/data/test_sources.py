@@ -41,3 +41,11 @@ def test_splits_of_the_same_or_a_reserved_name_are_refused(name, settings, dev, 
 def test_a_test_file_with_the_name_of_the_official_dev_file_is_refused(name, test, tmp_path):
     with pytest.raises(ValueError, match=f"{test} is invalid: .*same split name dev"):
         build(name, tmp_path, test=[test])
+
+
+def test_custom_files_without_training_files_are_refused_when_they_are_read(tmp_path):
+    task = build("classify", tmp_path, text=["a"], labels=["0", "1"], dev=["dev.tsv"])
+    with pytest.raises(
+        ValueError, match=r"data.train=null is invalid: .*needs training files. Set data.train=\[FILE\]"
+    ):
+        task.read_split("train")
