@@ -139,6 +139,11 @@ class PretrainConfig:
             raise ValueError(
                 "data.store_dir='' is invalid: it must name the folder of a token store. Leave it out to use stores/NAME."
             )
+        if self.text.line_type == "verbatim" and self.text.val_source is None:
+            raise ValueError(
+                "text.line_type=verbatim is invalid: a continuous text has no documents to hold out. Set text.val_source to the validation "
+                "text, for example 'enwik8.gz[90000000:95000000]'."
+            )
         if self.text.line_type == "verbatim" and self.tokenizer.kind == "sentencepiece":
             raise ValueError(
                 "text.line_type=verbatim is invalid: a SentencePiece vocabulary does not keep text as it is. Set tokenizer.kind to bytes, "

@@ -36,9 +36,7 @@ from xlpre.common.launcher import read_launcher
 from xlpre.common.plots import check_output_files
 from xlpre.config.cli import CommandParser
 
-MINIMUM = {"batch_size": 1, "processes": 1, "orders": 1, "seed": 0, "consistency": 0, "max_tokens": 1}
-
-
+MINIMUM = {"batch_size": 1, "processes": 1, "orders": 1, "seed": 0, "consistency": 0, "max_tokens": 1, "clamp_len": 1}
 LENGTHS = "128,256,400,800"
 
 
@@ -74,7 +72,9 @@ def build_parser() -> CommandParser:
     parser.add_argument("--processes", metavar="N", type=int, default=1, help="processes on the CPU (default: 1)")
     parser.add_argument("--json", action="store_true", help="print JSON lines instead of a table")
     parser.add_argument("--out", metavar="FILE", type=Path, help="write JSON lines, one per memory length")
-    parser.add_argument("--picture", metavar="FILE", type=Path, help="plot the loss against the memory length (.png, .svg, .pdf)")
+    parser.add_argument(
+        "--picture", metavar="FILE", type=Path, help="plot the loss against the memory length (.png, .svg, .pdf)"
+    )
     parser.add_device_option()
     return parser
 
@@ -91,6 +91,10 @@ def check_options(args: argparse.Namespace) -> list[int] | None:
         )
     if args.compare and args.mem_len:
         raise ValueError(f"--mem-len={args.mem_len} is invalid with --compare. Set --lengths.")
+    if args.compare and args.mode:
+        raise ValueError(
+            f"--mode={args.mode} is invalid with --compare, which predicts from left to right. Leave it out."
+        )
     return None if args.mem_len is None else parse_lengths("--mem-len", args.mem_len)
 
 
@@ -210,7 +214,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         if is_job:
             # processes with short documents wait for those with long ones; the launcher notices one that has died
             torch.distributed.init_process_group("gloo", timeout=timedelta(days=30))
-            evaluations = run_in_job(job, Comm(), progress.report)
+            comm = Comm()
+            if device.type == "cpu":
+                comm.divide_cores()
+            evaluations = run_in_job(job, comm, progress.report)
             destroy_process_group()
         else:
             evaluations = run_evaluations(job, args.processes, progress.report)
@@ -219,7 +226,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     spread = ""
     sentences = sample_sentences(text.data, args.consistency, data.seq_len - 2)
     if folder.objective == "permutation" and sentences:
-        consistency = order_consistency(folder.model().to(device), tokenizer, sentences)
+        consistency = order_consistency(
+            folder.model().to(device), tokenizer, sentences, max(args.orders, 2), seed=args.seed, window=data.seq_len
+        )
         record |= {"order_std": consistency.std_per_token, "order_n_sentences": len(sentences)}
         spread = (
             f"\norder consistency: the log-likelihood of {len(sentences)} sentences differs by {consistency.std_per_token:.4f} nats per "

@@ -73,7 +73,7 @@ def check_options(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = build_parser().parse(argv)
-    if args.text and re.fullmatch(r"[a-z_.]+=\S*", args.text):  # a setting, if the text is left out
+    if args.text and re.fullmatch(r"[a-z0-9_.]+=\S*", args.text):  # a setting, if the text is left out
         args.text, args.overrides = None, [args.text, *args.overrides]
     check_options(args)
 

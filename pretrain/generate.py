@@ -88,7 +88,7 @@ def _read_stdin() -> str:
     try:
         return sys.stdin.read().removesuffix("\n")
     except UnicodeDecodeError as error:
-        raise ValueError(f"TEXT=- is invalid: standard input is not {error.encoding}. Convert it first.") from None
+        raise ValueError(f"PROMPT=- is invalid: standard input is not {error.encoding}. Convert it first.") from None
 
 
 if __name__ == "__main__":

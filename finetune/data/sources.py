@@ -132,7 +132,8 @@ class TableSource:
             if not labelled and is_regression and all(example.label in (None, -1) for example in examples):
                 examples = [replace(example, label=None) for example in examples]  # all labels are -1: they are hidden
         if not examples:
-            raise ValueError(f"{self._files.get(split, self._train[0])} contains no example. Choose another file.")
+            file = self._files[split] if split in self._files else self._train[0]
+            raise ValueError(f"{file} contains no example. Choose another file.")
         return examples
 
     def parse_example(self, fields: Fields, location: str, default_id: str = "", labelled: bool = False) -> Example:

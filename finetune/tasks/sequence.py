@@ -183,7 +183,7 @@ class ChoiceTask(SequenceTask):
     Args:
         arguments: see SequenceTask.
         label_names: names of the C options.
-        max_option_len: maximum number of tokens of a question with its option. The last tokens are kept.
+        max_option_len: maximum number of tokens of a question with its option, or fewer if a row holds fewer. The last tokens are kept.
     """
 
     head_kind = "multiple_choice"
@@ -234,10 +234,11 @@ class ChoiceTask(SequenceTask):
 
     def _option_rows(self, texts: Sequence[list[int]]) -> Iterator[Row]:
         passage, *options = texts
+        n_tokens = self.data.max_seq_len - 3  # without special tokens
         for option in options:
-            truncated = option[-self.max_option_len :]
-            passage_len = self.data.max_seq_len - 3 - len(truncated)  # all further truncation is in the passage
-            yield pair_to_row(passage[: max(passage_len, 0)], truncated, self.data.max_seq_len)
+            truncated = option[-min(self.max_option_len, n_tokens) :]
+            # all further truncation is in the passage
+            yield pair_to_row(passage[: n_tokens - len(truncated)], truncated, self.data.max_seq_len)
 
 
 def stack_labels(split: Split) -> np.ndarray:

@@ -105,7 +105,6 @@ def text_config(
         column=column or run.text.column,
         row_type=row_type or run.text.row_type,
         line_type=line_type or run.text.line_type,
-        val_source="",  # verbatim text needs one, because it has no documents to hold out; only `source` is read
     )
 
 
@@ -138,7 +137,7 @@ def read_text(
             )
     if not folders:
         configs = [source_config(source, text) for source in sources]
-        documents = chain.from_iterable(read_documents(config) for config in configs)
+        documents = chain.from_iterable(read_documents(config, "TEXT") for config in configs)
         return encode_text(tokenizer, documents, line_type=text.line_type, max_tokens=max_tokens)
     if len(sources) > 1 or not is_store(Path(folders[0])):
         rule = "it is a folder" if len(sources) == 1 else "a folder must be the only text"

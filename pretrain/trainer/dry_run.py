@@ -29,7 +29,7 @@ def open_inputs(config: PretrainConfig, explicit_keys: ExplicitKeys) -> RunInput
     inputs = RunInputs(config, explicit_keys)
     val_lanes(config, inputs.store)
     Samples(config, inputs.store, inputs.tokenizer)
-    read_minimal_pairs(config.eval.minimal_pairs, inputs.tokenizer)
+    read_minimal_pairs(config.eval, inputs.tokenizer)
     return inputs
 
 

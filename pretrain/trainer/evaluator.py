@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pretrain.config import PretrainConfig
+from pretrain.config import EvalConfig, PretrainConfig
 from xlpre.data.lanes import Lanes, max_lanes
 from xlpre.data.store import TokenStore
 from xlpre.data_loader import Loader
@@ -90,7 +90,7 @@ class Evaluator:
         self._lanes, self._is_counted = local_lanes or range(1), bool(local_lanes)
         self._tokenizer = tokenizer
         self._sentences = sample_sentences(store.validation, config.eval.order_consistency, WINDOW)
-        self._pairs, self._pair_ids = read_minimal_pairs(config.eval.minimal_pairs, tokenizer)
+        self._pairs, self._pair_ids = read_minimal_pairs(config.eval, tokenizer)
         counts = np.asarray(store.unigram) + 1.0  # add-one smoothing
         self._bytes_per_piece = torch.from_numpy(tokenizer.bytes_per_piece)
         self._unigram_losses = torch.from_numpy(-np.log(counts / counts.sum())).float()
@@ -149,16 +149,21 @@ class Evaluator:
         return sums
 
 
-def read_minimal_pairs(paths: list[str], tokenizer: Tokenizer) -> tuple[list[MinimalPair], list[np.ndarray]]:
-    """Return the pairs of files and their token ids, see `encode_pairs`.
+def read_minimal_pairs(config: EvalConfig, tokenizer: Tokenizer) -> tuple[list[MinimalPair], list[np.ndarray]]:
+    """Return the pairs of `eval.minimal_pairs` and their token ids, see `encode_pairs`.
 
     Raises:
-        ValueError: a file cannot be read, or a sentence has no tokens.
+        ValueError: a file cannot be read, or a sentence or the prefix has no tokens.
     """
-    if not paths:
+    if not config.minimal_pairs:
         return [], []
+    prefix = config.minimal_pairs_prefix
+    if prefix and not len(tokenizer.encode(prefix)):
+        raise ValueError(
+            f"eval.minimal_pairs_prefix={prefix!r} is invalid: it needs at least one token. Leave it out for no prefix."
+        )
     try:
-        pairs = read_pairs(paths)
+        pairs = read_pairs(config.minimal_pairs)
         return pairs, encode_pairs(tokenizer, pairs)
     except ValueError as error:
         raise ValueError(f"eval.minimal_pairs: {error}") from None
@@ -225,6 +230,6 @@ def val_lanes(config: PretrainConfig, store: TokenStore) -> tuple[Lanes, int]:
         bidirectional=config.data.bidirectional,
         seed=EVAL_SEED,
         at_document_end=config.memory.at_document_end,
-        origin=f"the validation part of {store.path} (text.val_fraction)",
+        origin=f"the validation part of {store.path} ({'text.val_fraction' if config.text.val_source is None else 'text.val_source'})",
     )
     return lanes, lanes.windows_per_run

@@ -113,6 +113,9 @@ def test_a_permutation_model_has_an_objective_other_modes_and_the_spread_over_or
     assert pll["n_targets"] == pll["n_tokens"] == any_order["n_targets"] and pll["loss"] != any_order["loss"]
     command.main([str(model), str(text), *map(str, options)])
     assert f"{objective['order_std']:.4f} nats per token between 4 orders" in capsys.readouterr().out
+    command.main([str(model), str(text), *map(str, options), "--orders", "3", "--seed", "5"])
+    output = capsys.readouterr().out
+    assert "between 3 orders" in output and f"{objective['order_std']:.4f} nats" not in output
 
 
 def test_clamped_distances_and_limited_attention_change_the_loss(causal, text, capsys):

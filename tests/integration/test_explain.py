@@ -26,6 +26,11 @@ OVERRIDES = {
 }
 
 
+def test_a_setting_may_come_without_a_text():
+    with pytest.raises(ValueError, match=r"optim.beta1=2(\.0)? is invalid"):
+        main(["optim.beta1=2"])
+
+
 @pytest.fixture(scope="session")
 def text(documents):
     return documents[0][0] + "\n" + documents[1][0]

@@ -63,7 +63,7 @@ def test_a_prompt_is_read_from_standard_input_and_a_stop_string_is_left_out(mode
 
 def test_a_prompt_in_another_encoding_is_refused(model, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("gr\xf6\xdfe".encode("latin-1")), "utf-8"))
-    with pytest.raises(ValueError, match=r"^TEXT=- is invalid: standard input is not utf-8"):
+    with pytest.raises(ValueError, match=r"^PROMPT=- is invalid: standard input is not utf-8"):
         command.main([str(model), "-"])
 
 

@@ -62,11 +62,16 @@ def run_all(commands: Sequence[Command], jobs: int | None = None, processes: int
         ValueError: there are too few GPUs, or a command failed. A failure is raised after all commands have ended.
     """
     gpus = _visible_gpus()
+    if gpus and processes > len(gpus):
+        raise ValueError(
+            f"--processes={processes} is invalid: each process of a run needs a GPU, and this machine has {len(gpus)}. "
+            f"Set --processes={len(gpus)} or less."
+        )
     jobs = jobs or max(1, (len(gpus) or len(os.sched_getaffinity(0))) // processes)
     if gpus and jobs * processes > len(gpus):
         raise ValueError(
-            f"--jobs={jobs} is invalid: {jobs} commands of {counted(processes, 'process')} need {jobs * processes} GPUs, but there are "
-            f"only {len(gpus)}. Lower --jobs or the number of processes."
+            f"--jobs={jobs} is invalid: {counted(jobs, 'run')} of {counted(processes, 'process')} need {jobs * processes} GPUs, and this "
+            f"machine has {len(gpus)}. Set --jobs={len(gpus) // processes} or less."
         )
     waiting = _unfinished(commands)
     missing = {command.folder for command in waiting}  # folders of commands that are not finished yet

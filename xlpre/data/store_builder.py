@@ -32,7 +32,7 @@ from xlpre.data.shards import (
 )
 from xlpre.data.sparse_index import sample_pages
 from xlpre.data.store import FORMAT, SPLITS, TokenStore, compute_fingerprint
-from xlpre.text.corpus import ReadUnit, TextConfig, empty_text_message, source_files, validation_text
+from xlpre.text.corpus import VAL_KEY, ReadUnit, TextConfig, empty_text_message, source_files, validation_text
 from xlpre.text.document import Document, LineType
 from xlpre.text.tokenizer import Tokenizer
 
@@ -95,7 +95,7 @@ def write_store(
     files: Mapping[str, int],
     line_type: LineType = "paragraphs",
 ) -> TokenStore:
-    """Build a store of documents in memory.
+    """Build a store of documents in memory, as tests and benchmarks do.
 
     Args:
         path: folder of the store.
@@ -164,7 +164,11 @@ def _assemble(
             raise EmptySplitError(empty_text_message(config))
         for split, writer in writers.items():
             if not writer.n_documents and config.val_source is not None:
-                raise EmptySplitError(empty_text_message(validation_text(config) if split == "val" else config))
+                raise EmptySplitError(
+                    empty_text_message(validation_text(config), VAL_KEY)
+                    if split == "val"
+                    else empty_text_message(config)
+                )
             if not writer.n_documents:
                 raise EmptySplitError(
                     f"text.val_fraction={config.val_fraction} is invalid: it leaves no document of {n_documents:,} for the {split} split. "

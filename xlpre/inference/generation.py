@@ -74,6 +74,8 @@ class GenerationConfig:
             value = getattr(self, name)
             if value is not None and not value >= minimum:
                 raise ValueError(f"{name}={value} is invalid: it must be at least {minimum}.")
+        if self.temperature == float("inf"):
+            raise ValueError("temperature=inf is invalid: it must be finite. Set temperature=1.")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p} is invalid: it must be above 0 and at most 1.")
         if not self.repetition_penalty > 0:

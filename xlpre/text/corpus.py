@@ -35,6 +35,7 @@ from xlpre.text.readers import (
     row_group_sizes,
 )
 
+VAL_KEY = "text.val_source"
 UNIT_BYTES = 64 << 20
 SMALL_UNIT_BYTES = 1 << 18  # smaller units are grouped, because each group costs several disk flushes
 MAX_GROUP_UNITS = 100
@@ -93,11 +94,6 @@ class TextConfig:
             raise ValueError(
                 f"text.num_processes={self.num_processes} is invalid: it must be at least 1. Set null for one per core."
             )
-        if self.line_type == "verbatim" and self.val_source is None:
-            raise ValueError(
-                "text.line_type=verbatim is invalid: a continuous text has no documents to hold out. Set text.val_source to the validation "
-                "text, for example 'enwik8.gz[90000000:95000000]'."
-            )
         for source, weight in self.mixture.items():
             if weight <= 0:
                 raise ValueError(
@@ -131,16 +127,20 @@ class ReadUnit:
     modified_ns: int = 0
 
 
-def list_units(config: TextConfig) -> list[list[ReadUnit]]:
+def list_units(config: TextConfig, key: str = "text.source") -> list[list[ReadUnit]]:
     """Return groups of units that can be read in parallel. The units of a group are read one after another.
 
     A large unit forms its own group; small units share groups. With `max_chars`, which limits a whole source, all units of a source form
     one group. The order depends only on the text and `config`.
 
+    Args:
+        config: text settings.
+        key: setting or argument that names the sources, for error messages.
+
     Raises:
         ValueError: a glob matches no file, a file is of an unknown kind, or a dataset cannot be loaded.
     """
-    by_source = [units for item in config.sources.items() if (units := _units_of_source(*item, config))]
+    by_source = [units for item in config.sources.items() if (units := _units_of_source(*item, config, key))]
     if config.max_chars is not None:
         return by_source
     return [group for units in by_source for group in _group_small_units(units)]
@@ -148,7 +148,7 @@ def list_units(config: TextConfig) -> list[list[ReadUnit]]:
 
 def list_val_units(config: TextConfig) -> list[list[ReadUnit]]:
     """Return groups of units of the validation text, as `list_units` does; none if it is a fraction of the documents."""
-    return list_units(validation_text(config)) if config.val_source is not None else []
+    return list_units(validation_text(config), VAL_KEY) if config.val_source is not None else []
 
 
 def check_disjoint(units: Sequence[ReadUnit], val_units: Sequence[ReadUnit]) -> None:
@@ -173,25 +173,33 @@ def validation_text(config: TextConfig) -> TextConfig:
 
 def source_files(config: TextConfig, sources: Iterable[str] | None = None) -> dict[str, int]:
     """Return the sizes in bytes of the files of `sources`, by path, including datasets on disk. Default: all, with the validation text."""
-    if sources is None:
-        sources = [*config.sources, *([config.val_source] if config.val_source is not None else [])]
-    names = [source for source in sources if source != "docstrings"]
-    paths = [dataset_files(source) if is_hf_dataset(source) else _matching_files(source, config) for source in names]
+    keys = dict.fromkeys(config.sources if sources is None else sources, "text.source")
+    if sources is None and config.val_source is not None:
+        keys.setdefault(config.val_source, VAL_KEY)
+    keys.pop("docstrings", None)
+    paths = [
+        dataset_files(source) if is_hf_dataset(source) else _matching_files(source, config, key)
+        for source, key in keys.items()
+    ]
     return {str(path): path.stat().st_size for files in paths for path in files}
 
 
-def read_documents(config: TextConfig) -> Iterator[Document]:
+def read_documents(config: TextConfig, key: str = "text.source") -> Iterator[Document]:
     """Yield the documents of all sources in order. Documents and their lines are not empty.
+
+    Args:
+        config: text settings.
+        key: see `list_units`.
 
     Raises:
         ValueError: a file cannot be read, or there is no text.
     """
     document = None
-    for units in list_units(config):
+    for units in list_units(config, key):
         for document in read_units(units, config, ByteCounter()):
             yield document
     if document is None:
-        raise ValueError(empty_text_message(config))
+        raise ValueError(empty_text_message(config, key))
 
 
 def read_units(units: Sequence[ReadUnit], config: TextConfig, counter: ByteCounter) -> Iterator[Document]:
@@ -227,11 +235,11 @@ def sample_lines(config: TextConfig, n_chars: int) -> list[str]:
     return lines
 
 
-def empty_text_message(config: TextConfig) -> str:
-    """Return the error message for a corpus without text."""
+def empty_text_message(config: TextConfig, key: str = "text.source") -> str:
+    """Return the error message for a corpus without text. `key`: see `list_units`."""
     has_small_weight = any(weight < 1 for weight in config.sources.values())
     reason = "holds no text" + (", or text.mixture takes too little of it" if has_small_weight else "")
-    return f"text.source={' '.join(config.sources)} is invalid: it {reason}. Name a source with text."
+    return f"{key}={' '.join(config.sources)} is invalid: it {reason}. Name a source with text."
 
 
 def _group_small_units(units: list[ReadUnit]) -> Iterator[list[ReadUnit]]:
@@ -255,10 +263,10 @@ def _group_small_units(units: list[ReadUnit]) -> Iterator[list[ReadUnit]]:
         yield group
 
 
-def _units_of_source(source: str, weight: float, config: TextConfig) -> list[ReadUnit]:
+def _units_of_source(source: str, weight: float, config: TextConfig, key: str) -> list[ReadUnit]:
     if config.line_type == "verbatim" and (source == "docstrings" or is_hf_dataset(source)):
         raise ValueError(
-            f"text.source={source} is invalid: text.line_type=verbatim reads text files. Name files, or set text.line_type=paragraphs."
+            f"{key}={source} is invalid: text.line_type=verbatim reads text files. Name files, or set text.line_type=paragraphs."
         )
     if source == "docstrings":
         return [ReadUnit(source, weight)]
@@ -269,9 +277,9 @@ def _units_of_source(source: str, weight: float, config: TextConfig) -> list[Rea
         n_bytes = sum(stat.st_size for stat in stats) // n_shards
         return [ReadUnit(source, weight, i, n_shards, n_bytes, modified_ns) for i in range(n_shards)]
     if config.line_type == "verbatim":
-        _, begin, end = split_range(source)
-        return [_verbatim_unit(path, weight, begin, end) for path in _matching_files(source, config)]
-    return [unit for path in _matching_files(source, config) for unit in _units_of_file(path, weight, config)]
+        _, begin, end = split_range(source, key)
+        return [_verbatim_unit(path, weight, begin, end) for path in _matching_files(source, config, key)]
+    return [unit for path in _matching_files(source, config, key) for unit in _units_of_file(path, weight, config)]
 
 
 def _verbatim_unit(path: Path, weight: float, begin: int, end: int | None) -> ReadUnit:
@@ -280,14 +288,14 @@ def _verbatim_unit(path: Path, weight: float, begin: int, end: int | None) -> Re
     return ReadUnit(str(path), weight, begin, end, max(n_bytes, 0), stat.st_mtime_ns)
 
 
-def split_range(source: str) -> tuple[str, int, int | None]:
+def split_range(source: str, key: str = "text.source") -> tuple[str, int, int | None]:
     """Return the glob, the first byte, and the byte after the last one, of a source such as `enwik8[0:90000000]`."""
     match = re.fullmatch(r"(.+)\[(\d*):(\d*)\]", source)
     if not match:
         return source, 0, None
     begin, end = int(match[2] or 0), int(match[3]) if match[3] else None
     if end is not None and end <= begin:
-        raise ValueError(f"text.source={source} is invalid: the range has no bytes. Set its end above {begin}.")
+        raise ValueError(f"{key}={source} is invalid: the range has no bytes. Set its end above {begin}.")
     return match[1], begin, end
 
 
@@ -315,20 +323,20 @@ def source_exists(source: str) -> bool:
     return found or source == "docstrings" or is_hf_dataset(source)
 
 
-def _matching_files(pattern: str, config: TextConfig) -> list[Path]:
+def _matching_files(pattern: str, config: TextConfig, key: str) -> list[Path]:
     is_verbatim = config.line_type == "verbatim"
     if is_verbatim:
-        pattern, _, _ = split_range(pattern)
+        pattern, _, _ = split_range(pattern, key)
     paths = [Path(pattern)] if Path(pattern).is_file() else sorted(map(Path, glob.glob(pattern, recursive=True)))
     if not paths:
         raise ValueError(
-            f"text.source={pattern} is invalid: no file matches it. Set a glob such as 'wiki/*.txt.gz', docstrings, or hf:OWNER/NAME."
+            f"{key}={pattern} is invalid: no file matches it. Set a glob such as 'wiki/*.txt.gz', docstrings, or hf:OWNER/NAME."
         )
     unique: dict[str, Path] = {}
     for path in paths:
         unique.setdefault(os.path.realpath(path), path)  # `**` also follows links to folders
     for path in unique.values():
-        file_kind(path, any_name=is_verbatim)
+        file_kind(path, key, any_name=is_verbatim)
     return list(unique.values())
 
 

@@ -32,27 +32,32 @@ class ByteCounter:
     n_bytes: int = 0
 
 
-def file_kind(path: Path, any_name: bool = False) -> str:
-    """Return `.txt`, `.jsonl` or `.parquet`; `.txt` for a file of verbatim text, which can have any name (`any_name`).
+def file_kind(path: Path, key: str = "text.source", any_name: bool = False) -> str:
+    """Return `.txt`, `.jsonl` or `.parquet`.
+
+    Args:
+        path: the file.
+        key: setting or argument that names the file, for error messages.
+        any_name: the file has verbatim text and may have any name; the kind is `.txt`.
 
     Raises:
         ValueError: `path` is a folder, a broken link, a pipe, a device, or a file of another kind.
     """
     if path.is_dir():
-        raise ValueError(f"text.source: {path} is a folder. Name its files, for example '{path}/*.txt'.")
+        raise ValueError(f"{key}={path} is invalid: it is a folder. Name its files, for example '{path}/*.txt'.")
     if path.is_symlink() and not path.exists():
         raise ValueError(
-            f"text.source: {path} is a link to {path.readlink()}, which does not exist. Repair or remove the link."
+            f"{key}={path} is invalid: it is a link to {path.readlink()}, which does not exist. Repair or remove the link."
         )
     if path.exists() and not path.is_file():
-        raise ValueError(f"text.source: {path} is a pipe or a device. Write its content to a file.")
+        raise ValueError(f"{key}={path} is invalid: it is a pipe or a device. Write its content to a file.")
     if any_name:
         return ".txt"
     kind = next((suffix for suffix in reversed(path.suffixes) if suffix not in COMPRESSED_SUFFIXES), "")
     if kind not in FILE_KINDS or (kind == ".parquet" and path.suffix != kind):
         raise ValueError(
-            f"text.source: {path} has the suffix {''.join(path.suffixes[-2:])!r}. It must be a .txt, .jsonl or .parquet file; .txt and "
-            ".jsonl may end in .gz or .zst. With text.line_type=verbatim, text files can have any name."
+            f"{key}={path} is invalid: it must be a .txt, .jsonl or .parquet file; .txt and .jsonl may end in .gz or .zst. Rename or "
+            "convert it. With text.line_type=verbatim, text files can have any name."
         )
     return kind
 

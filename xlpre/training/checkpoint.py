@@ -50,7 +50,12 @@ def list_all(folder: Path) -> list[Path]:
             names = [entry.name for entry in entries if NAME_PATTERN.fullmatch(entry.name) and entry.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [folder / name for name in sorted(names)]
+    return sorted((folder / name for name in names), key=step_of)
+
+
+def step_of(path: Path) -> int:
+    """Return the step of a checkpoint folder, which is in its name."""
+    return int(path.name.removeprefix("step_"))
 
 
 def list_complete(folder: Path) -> list[Path]:
@@ -75,7 +80,7 @@ def read_newest_manifest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
 
 def list_incomplete(folder: Path, latest: Path | None) -> list[Path]:
     """List the checkpoint folders newer than the latest valid checkpoint, `latest`. They are incomplete or damaged."""
-    return [path for path in list_all(folder) if latest is None or path.name > latest.name]
+    return [path for path in list_all(folder) if latest is None or step_of(path) > step_of(latest)]
 
 
 def find_latest_valid(folder: Path, comm: Comm | None = None) -> Path | None:

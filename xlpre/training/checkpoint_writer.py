@@ -28,6 +28,7 @@ from xlpre.training.checkpoint import (
     list_all,
     list_complete,
     read_manifest,
+    step_of,
 )
 from xlpre.training.distributed import Comm, is_rank_zero, rank, world_size
 from xlpre.training.optimizer_state import gather_moments, gather_weights, list_moments, read_counters
@@ -333,9 +334,9 @@ class CheckpointWriter:
 
     def _remove_damaged(self) -> None:
         """Remove the damaged checkpoints of later steps that the run found when it resumed. The run repeats these steps."""
-        latest = min(self._latest or self._target, self._target)
+        latest = min(map(step_of, filter(None, (self._latest, self._target))))
         for path in list_all(self._folder):
-            if path > latest and path != self._target:
+            if step_of(path) > latest and path != self._target:
                 _remove(path)
 
     def _remove_old(self) -> None:

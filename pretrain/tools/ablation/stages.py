@@ -431,10 +431,10 @@ def check_words(origin: str, kind: str, text: str) -> list[str]:
     """
     try:
         words = shlex.split(text)
-        for option in ("--out", "--picture", "--json", "--tokens"):
-            if option in words:
-                raise ValueError(f"{option} is invalid: the ablation collects the results itself. Leave it out.")
-        _parse_words(kind, words)
+        args = _parse_words(kind, words)
+        for option in ("out", "picture", "json", "tokens", "compare"):
+            if getattr(args, option, None):
+                raise ValueError(f"--{option} is invalid: the ablation collects the results itself. Leave it out.")
     except ValueError as error:
         raise ValueError(f"{origin}: {error}") from None
     return words

@@ -45,8 +45,12 @@ def test_each_command_gets_its_own_visible_gpus(visible_gpus, listed, n_gpus, pr
 
 
 def test_more_processes_than_gpus_are_refused(visible_gpus):
-    with pytest.raises(ValueError, match=r"--jobs=2 is invalid: .* 4 GPUs, but there are only 3"):
+    with pytest.raises(
+        ValueError, match=r"--jobs=2 is invalid: 2 runs of 2 processes need 4 GPUs, .* has 3. Set --jobs=1"
+    ):
         visible_gpus("0,1,2", 3, 2, 2)
+    with pytest.raises(ValueError, match=r"--processes=8 is invalid: .* this machine has 3. Set --processes=3 or less"):
+        visible_gpus("0,1,2", 3, None, 8)
 
 
 def test_a_command_that_a_stop_signal_kills_during_start_has_not_failed(tmp_path, capsys):

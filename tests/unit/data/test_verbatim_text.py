@@ -1,4 +1,5 @@
 import gzip
+import re
 
 import hypothesis.strategies as st
 import numpy as np
@@ -118,16 +119,26 @@ def test_an_invalid_source_of_verbatim_text_is_refused(tmp_path, monkeypatch, so
         build_store(tmp_path / "store", verbatim(source, "v"), ByteTokenizer())
 
 
-def test_an_empty_validation_text_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("empty", "empty is invalid: it holds no text"),
+        ("missing", "missing is invalid: no file matches it"),
+        ("folder", "folder is invalid: it is a folder"),
+        ("a[5:5]", r"a\[5:5\] is invalid: the range has no bytes"),
+    ],
+)
+def test_the_error_of_a_validation_source_names_its_setting(tmp_path, name, message):
     (tmp_path / "a").write_bytes(TEXT)
-    (tmp_path / "b").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"b is invalid: it holds no text"):
-        build_store(tmp_path / "store", verbatim(tmp_path / "a", tmp_path / "b"), ByteTokenizer())
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ValueError, match=rf"^text\.val_source={re.escape(str(tmp_path))}/{message}"):
+        build_store(tmp_path / "store", verbatim(tmp_path / "a", tmp_path / name), ByteTokenizer())
 
 
 def test_verbatim_text_needs_a_validation_source_and_a_table():
     with pytest.raises(ValueError) as error:
-        TextConfig(line_type="verbatim")
+        PretrainConfig(text=TextConfig(line_type="verbatim"))
     refused(error, "text.line_type", "verbatim", "Set text.val_source")
     with pytest.raises(ValueError) as error:
         PretrainConfig(text=TextConfig(line_type="verbatim", val_source="b"))

@@ -273,5 +273,7 @@ def test_models_and_prompts_that_do_not_fit_are_refused(tokenizer):
         generate(build("causal"), tokenizer, ["Ba."], objective="causal")
     with pytest.raises(ValueError, match="batch_size=0 is invalid"):
         generate(model, tokenizer, ["Ba."], objective="causal", batch_size=0)
+    with pytest.raises(ValueError, match="temperature=inf is invalid: it must be finite"):
+        GenerationConfig(temperature=float("inf"))
     with pytest.raises(ValueError, match="stop='x' is invalid"):
         GenerationConfig(stop="x")

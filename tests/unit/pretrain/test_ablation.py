@@ -460,6 +460,8 @@ def test_a_stage_is_finished_until_its_settings_or_the_weights_change(write, tas
     [
         ({"evaluate": {"text": {"books": "a.txt --orders 0"}}}, "evaluate.text.books: --orders=0 is invalid"),
         ({"evaluate": {"text": {"books": "a.txt --out b"}}}, "evaluate.text.books: --out is invalid"),
+        ({"evaluate": {"text": {"books": "a.txt --out=b"}}}, "evaluate.text.books: --out is invalid"),
+        ({"evaluate": {"text": {"books": "a.txt --compare sliding"}}}, "evaluate.text.books: --compare is invalid"),
         ({"finetune": {"tasks": {"topics": []}}}, "finetune.tasks.topics is invalid: it has no settings file"),
         (
             {"finetune": {"base": "task.yaml", "tasks": {"topics": ["seed=3"]}}},

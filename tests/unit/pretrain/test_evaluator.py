@@ -242,6 +242,13 @@ def test_minimal_pairs_that_do_not_exist_are_refused(store, tokenizer):
         evaluator.Evaluator(config, store, tokenizer, Comm())
 
 
+def test_a_prefix_of_minimal_pairs_without_tokens_is_refused(store, tokenizer, tmp_path):
+    (tmp_path / "pairs.jsonl").touch()
+    config = EvalConfig(minimal_pairs=[str(tmp_path / "pairs.jsonl")], minimal_pairs_prefix=" ")
+    with pytest.raises(ValueError, match=r"eval.minimal_pairs_prefix=' ' is invalid: it needs at least one token"):
+        evaluator.read_minimal_pairs(config, tokenizer)
+
+
 @pytest.mark.parametrize(("name", "value"), [("causal", 5), ("denoising", 1), ("permutation", -1)])
 def test_order_consistency_needs_a_permutation_model(name, value):
     with pytest.raises(ValueError) as error:

@@ -156,7 +156,7 @@ def test_a_file_that_several_links_lead_to_is_read_once(tmp_path):
 
 
 def test_a_folder_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="is a folder"):
+    with pytest.raises(ValueError, match="is invalid: it is a folder"):
         read(tmp_path)
 
 
@@ -175,10 +175,10 @@ def test_broken_links_and_pipes_are_refused_without_reading_them(tmp_path):
     os.mkfifo(tmp_path / "pipe.txt")
     (tmp_path / "away.txt").symlink_to("pipe.txt")  # as /dev/stdin may be
     for name, message in (
-        ("gone.txt", "gone.txt is a link to /nowhere/a.txt.* Repair or remove"),
-        ("circle.txt", "circle.txt is a link to circle.txt.* Repair or remove"),
-        ("pipe.txt", "pipe.txt is a pipe or a device. Write its content to a file"),
-        ("away.txt", "away.txt is a pipe or a device. Write its content to a file"),
+        ("gone.txt", "gone.txt is invalid: it is a link to /nowhere/a.txt.* Repair or remove"),
+        ("circle.txt", "circle.txt is invalid: it is a link to circle.txt.* Repair or remove"),
+        ("pipe.txt", "pipe.txt is invalid: it is a pipe or a device. Write its content to a file"),
+        ("away.txt", "away.txt is invalid: it is a pipe or a device. Write its content to a file"),
     ):
         for function in (read, lambda source: source_files(TextConfig(source=str(source)))):
             with pytest.raises(ValueError, match=message):

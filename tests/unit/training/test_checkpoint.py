@@ -102,6 +102,15 @@ def test_the_last_checkpoints_are_kept(save):
     assert checkpoint.read_manifest(checkpoint.find_latest_valid(folder, Comm()))["step"] == 100
 
 
+def test_checkpoints_are_ordered_by_step(tmp_path):
+    for name in ("step_100000000", "step_99999999", "step_00000007"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in checkpoint.list_all(tmp_path)] == ["step_00000007", "step_99999999", "step_100000000"]
+    assert [path.name for path in checkpoint.list_incomplete(tmp_path, tmp_path / "step_99999999")] == [
+        "step_100000000"
+    ]
+
+
 def test_a_folder_without_a_manifest_or_with_a_cut_or_missing_file_is_not_a_checkpoint(save):
     folder = save(1, keep_last=9)
     for step in (2, 3, 4, 5):

@@ -129,7 +129,7 @@ def resolve_backend(
         return name
     fastest = fastest_backend(device, dtype, head_width)
     if saved is not None and saved != fastest:
-        if saved in ("reference", "sdpa") or (saved == "cpu" and is_supported(device, dtype)):
+        if saved in ("reference", "sdpa"):
             return saved
         logging.getLogger(__name__).warning(
             "note: the checkpoint was computed with model.attention_backend=%s, which is not available here. The run continues with %s: "
@@ -158,7 +158,9 @@ def prepare_backend(name: str, attn_meta: AttentionMeta, dtype: torch.dtype, hea
     Raises:
         ValueError: the backend is not available, or does not support the device or the dtype.
     """
-    if not attn_meta.query_rank.numel():  # a batch without targets, in the last layer; the kernels need at least one row
+    if (
+        not attn_meta.query_rank.numel()
+    ):  # a batch without targets, in the last layer; the kernels need at least one row
         return ReferenceBackend.prepare(attn_meta, dtype)
     name = concrete_backend(name, attn_meta.query_rank.device, dtype, head_width)
     return load_backend(name).prepare(attn_meta, dtype)

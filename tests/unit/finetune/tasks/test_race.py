@@ -63,13 +63,14 @@ def test_a_passage_is_tokenized_once_for_all_its_questions(tmp_path, tokenizer, 
     assert encoded.count("A passage.") == 1
 
 
-def test_a_long_passage_is_truncated_and_the_end_of_an_option_kept(tmp_path, tokenizer):
+@pytest.mark.parametrize(("max_option_len", "n_kept"), [(8, 8), (128, 29)])
+def test_a_long_passage_is_truncated_and_the_end_of_an_option_kept(tmp_path, tokenizer, max_option_len, n_kept):
     write_race(tmp_path)
-    task = build("race", tmp_path, max_seq_len=32, max_option_len=8)
+    task = build("race", tmp_path, max_seq_len=32, max_option_len=max_option_len)
     options = ["bi", "bo", "bu", "da"]
-    example = task.parse_example({"article": "ba " * 90, "question": "be " * 30, "options": options}, "")
+    example = task.parse_example({"article": "ba " * 90, "question": "be " * 90, "options": options}, "")
     for row, option in zip(task.encode([example], tokenizer)[0].rows, options, strict=True):
-        assert len(row.input_ids) == 32 and (row.segment_ids == 1).sum() == 9
+        assert len(row.input_ids) == 32 and (row.segment_ids == 1).sum() == n_kept + 1
         assert tokenizer.decode(row.input_ids[row.segment_ids == 1]).endswith(option)
 
 

@@ -117,7 +117,7 @@ def _check_once(device: torch.device, dtype: torch.dtype, head_width: int, timeo
             with suppress(OSError, RuntimeError), atomic_write(cache_dir() / name) as partial:
                 partial.write_text(json.dumps(result, indent=1), encoding="utf-8")
     if not result["passed"]:
-        again = f"when {name} is deleted from ~/.cache/xlpre" if "errors" in result else "at the next start"
+        again = f"when {cache_dir() / name} is deleted" if "errors" in result else "at the next start"
         _log(
             f"attention uses torch's operators instead of the GPU kernels of this project: {result['reason']} "
             f"(the check runs again {again})"
