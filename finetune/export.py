@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = build_parser().parse(argv)
     if args.target.exists():
-        raise ValueError(f"target={args.target} is invalid: it exists already. Name a new folder.")
+        raise ValueError(f"TARGET={args.target} is invalid: it exists already. Name a new folder.")
 
     from finetune.tasks.regression import RegressionTask
     from finetune.trainer.run_record import read_record

@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     for flag in ("jobs", "processes"):
         if (number := getattr(args, flag)) is not None and number < 1:
-            raise ValueError(f"--{flag} {number} is invalid: it must be at least 1. Leave it out for the default.")
+            raise ValueError(f"--{flag}={number} is invalid: it must be at least 1. Leave it out for the default.")
 
     from pretrain.tools.ablation.measures import read_failures, read_measures
     from pretrain.tools.ablation.plan import Ablation

@@ -93,7 +93,7 @@ class PretrainTrainConfig(TrainConfig):
         save_memory: checkpoints that contain the recurrent memory, which takes most of their bytes if the batch is large. `newest`: only
             the newest checkpoint. `all`: all checkpoints. `none`: no checkpoint. A run that resumes from a checkpoint with memory continues
             bit for bit. A run that resumes from a checkpoint without memory first reads the last windows of each batch row again to fill
-            the memory. It does so with the present weights, and losses differ slightly.
+            the memory. It does so with the current weights, and losses differ slightly.
         cuda_graphs: record the kernels of the forward and the backward pass once as CUDA graphs, and launch them together, which is
             several times as fast for small models (reports/gpu). It needs memory for two more copies of the gradients, and has no effect on
             a CPU, with ZeRO stage 3, with `deepspeed.torch_autocast`, with activation checkpointing, and with `model.cutoffs`.
@@ -197,11 +197,11 @@ def changed_settings(config: PretrainConfig, with_length: bool = False) -> dict[
     run_dir = Path(config.run_dir)
     if not (run_dir / "config.yaml").exists():
         return {}
-    saved, present = (
+    saved, current = (
         {**_result_settings(settings), **(_length(settings) if with_length else {})}
         for settings in (load_run_config(run_dir), config)
     )
-    return _differences(saved, present)
+    return _differences(saved, current)
 
 
 def trained_settings(config: PretrainConfig) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def setting_changes(manifest: Mapping[str, Any], settings: Mapping[str, Any]) ->
 
     Args:
         manifest: manifest of the checkpoint that the run resumes from; empty for a new run.
-        settings: the present settings, see `trained_settings`.
+        settings: the current settings, see `trained_settings`.
 
     Returns:
         One entry for each resume with other settings, the first one first: `step`, and `settings`, which has the former and the new
@@ -240,8 +240,8 @@ def describe_changes(changes: Mapping[str, Any]) -> str:
     )
 
 
-def _differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    return {key: (saved[key], present[key]) for key in saved if key in present and saved[key] != present[key]}
+def _differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {key: (saved[key], current[key]) for key in saved if key in current and saved[key] != current[key]}
 
 
 def _result_settings(config: PretrainConfig) -> dict[str, Any]:

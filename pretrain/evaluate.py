@@ -148,7 +148,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     from pretrain.tools.text_scores import ProgressBar
     from xlpre.common.tables import to_text
-    from xlpre.inference.evaluation import EvalSettings, eval_windows, resolve_mode, sample_sentences
+    from xlpre.inference.evaluation import EvalSettings, eval_windows, sample_sentences
+    from xlpre.inference.modes import EVAL_MODES, resolve_mode
     from xlpre.inference.scoring import order_consistency
     from xlpre.training.distributed import (
         Comm,
@@ -174,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     overrides = {name: value for name in ("clamp_len", "attention_span") if (value := getattr(args, name)) is not None}
     folder, config = open_model(args.model, overrides), read_run_config(args.model)
-    mode, tokenizer = resolve_mode(args.mode, folder.objective), folder.require_tokenizer(args.model)
+    mode, tokenizer = resolve_mode(args.mode, folder.objective, EVAL_MODES), folder.require_tokenizer(args.model)
     data = eval_windows(config.data, folder.objective, config.data.seq_len if args.seq_len is None else args.seq_len)
     default_mem_len = folder.config.mem_len if config.eval.mem_len is None else config.eval.mem_len
     settings = [

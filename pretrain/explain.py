@@ -66,7 +66,7 @@ def build_parser() -> SettingsParser[PretrainConfig]:
 def check_options(args: argparse.Namespace) -> None:
     """Raise ValueError if an option is out of range."""
     if not 0 <= args.step < 2**63:
-        raise ValueError(f"--step {args.step} is invalid: it must be at least 0 and below 2^63. Leave it out for 0.")
+        raise ValueError(f"--step={args.step} is invalid: it must be at least 0 and below 2^63. Leave it out for 0.")
     check_output_files(None, args.picture)
 
 

@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = build_parser().parse(argv)
     if args.target.exists():
-        raise ValueError(f"{args.target} is invalid: it exists already. Give a folder that does not exist.")
+        raise ValueError(f"TARGET={args.target} is invalid: it exists already. Name a new folder.")
 
     from pretrain.tools.run_record import read_record
     from xlpre.conversion.hub_upload import check_repository, finish_export
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.preprocess and folder.tokenizer:
         if folder.provenance and args.preprocess != folder.tokenizer.preprocess:
             raise ValueError(
-                f"--preprocess {args.preprocess} is invalid: {args.source} was trained with "
+                f"--preprocess={args.preprocess} is invalid: {args.source} was trained with "
                 f"tokenizer.preprocess={folder.tokenizer.preprocess}. Leave --preprocess out."
             )
         tokenizer = parse_tokenizer(folder.tokenizer.content, str(args.source), args.preprocess)

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = build_parser().parse(argv)
     if args.samples < 0:
-        raise ValueError(f"--samples {args.samples} is invalid: it must be at least 0. Leave it out for 3.")
+        raise ValueError(f"--samples={args.samples} is invalid: it must be at least 0. Leave it out for 3.")
     check_output_files(None, args.picture)
 
     from pretrain.tools.store_statistics import StoreStatistics, describe, draw

@@ -107,13 +107,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     from xlpre.common.tables import to_text
     from xlpre.conversion.model_folder import load_folder
     from xlpre.inference.minimal_pairs import draw_accuracies, read_pairs
-    from xlpre.inference.scoring import resolve_mode, score
+    from xlpre.inference.modes import SCORE_MODES, resolve_mode
+    from xlpre.inference.scoring import score
     from xlpre.training.distributed import select_device
 
     device = select_device(args.device)
     pairs = read_pairs(args.pairs, args.limit) if args.pairs else []
     folder = load_folder(args.model)
-    mode, tokenizer = resolve_mode(args.mode, folder.objective), folder.require_tokenizer(args.model)
+    mode, tokenizer = resolve_mode(args.mode, folder.objective, SCORE_MODES), folder.require_tokenizer(args.model)
     model = folder.model().to(device)
     score_texts = partial(
         score,

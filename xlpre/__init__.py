@@ -1,4 +1,4 @@
-"""xlpre: permutation language modelling with a Transformer-XL backbone (XLNet, arXiv:1906.08237).
+"""xlpre: permutation language modeling with a Transformer-XL backbone (XLNet, arXiv:1906.08237).
 
 `xlpre.conversion.model_folder.load_folder` loads a model folder. docs/python.md shows how to fill blanks, compute hidden states, score
 sentences, read long texts, and train in a custom loop.

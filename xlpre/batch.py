@@ -72,9 +72,12 @@ class Batch:
         for name, (letters, dtype) in FIELD_SPECS.items():
             x = getattr(self, name)
             if not isinstance(x, Tensor) or x.dtype is not dtype or x.shape != shapes.get(letters, (B, *x.shape[1:2])):
-                actual = f"{tuple(x.shape)} {x.dtype}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+                actual = (
+                    f"shape {tuple(x.shape)} and {x.dtype}" if isinstance(x, Tensor) else f"type {type(x).__name__}"
+                )
                 raise ValueError(
-                    f"Batch.{name} is {actual}. It must be a tensor ({', '.join(letters)}) of dtype {dtype}, where input_ids is (B, T)."
+                    f"Batch.{name} of {actual} is invalid: it must be a tensor ({', '.join(letters)}) of {dtype}, where "
+                    "input_ids is (B, T). Convert it."
                 )
         if not 0 <= self.reuse_len <= T:
             raise ValueError(

@@ -128,11 +128,13 @@ def assign_lanes(rank: int, world_size: int, micro_batch_size: int, accumulation
 def _check_inputs(inputs: ModelInputs) -> None:
     for name, x in vars(inputs).items():
         if not isinstance(x, np.ndarray) or x.ndim != 2:
-            raise ValueError(f"ModelInputs.{name} is {x!r:.60}. It must be a 2-dimensional array, one row per window.")
+            raise ValueError(
+                f"ModelInputs.{name}={x!r:.60} is invalid: it must be a 2-dimensional array, one row per window."
+            )
     positions, length = inputs.target_positions, inputs.input_ids.shape[1]
     if positions.shape != inputs.targets.shape:
         raise ValueError(
-            f"ModelInputs.targets has shape {inputs.targets.shape}. It must have the shape of target_positions, {positions.shape}."
+            f"ModelInputs.targets of shape {inputs.targets.shape} is invalid: it needs that of target_positions, {positions.shape}."
         )
     is_valid = (
         not positions.size
@@ -142,6 +144,6 @@ def _check_inputs(inputs: ModelInputs) -> None:
     )
     if not is_valid:
         raise ValueError(
-            f"ModelInputs.target_positions is {positions!r:.200}. Positions must be between 0 and {length - 1}, and "
+            f"ModelInputs.target_positions={positions!r:.200} is invalid: positions must be between 0 and {length - 1}, and "
             "must increase strictly in each row."
         )

@@ -57,11 +57,13 @@ def train_and_measure(config: PretrainConfig, steps: Sequence[int]) -> list[dict
     """Train up to the largest of `steps`. Return the JSON line of each step in `steps`."""
     inputs = RunInputs(config)
     seed_everything(config.seed)
-    shape, two_streams = inputs.weight_init.shape, inputs.objective.two_streams
+    shape, two_streams = inputs.weight_init.model_config, inputs.objective.two_streams
     model = inputs.weight_init.build_model(partial(LanguageModel, shape, two_streams, config.objective.next_sentence))
     optimizer = build_optimizer(model, config.optim, clip_and_skip=True)
     rows = range(config.train.global_batch_size)
-    memory: Any = initial_memory(inputs.weight_init.shape, len(rows), device=torch.device("cpu"), dtype=torch.float32)
+    memory: Any = initial_memory(
+        inputs.weight_init.model_config, len(rows), device=torch.device("cpu"), dtype=torch.float32
+    )
     lines = []
     for step in range(max(steps) + 1):
         seed_step(config.seed, step, 0)

@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     def initialize(init_scheme: str) -> Weights:
         seed_everything(config.seed)
-        shape = dataclasses.replace(inputs.weight_init.shape, init_scheme=init_scheme)
+        shape = dataclasses.replace(inputs.weight_init.model_config, init_scheme=init_scheme)
         model = LanguageModel(shape, inputs.objective.two_streams)
         return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         changed = {name: change(name, value.clone()) for name, value in published.items()}
         folder = args.out / variant
         provenance = {"name": variant, "step": 0, "data_fingerprint": inputs.store.fingerprint}
-        shape = inputs.weight_init.shape
+        shape = inputs.weight_init.model_config
         save_folder(folder, ModelFolder(shape, changed, inputs.tokenizer, config.objective.name, provenance, "xlpre"))
         print(folder)
 

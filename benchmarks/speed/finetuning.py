@@ -125,7 +125,7 @@ def main() -> None:
     with_stage = {}
     if args.stage is not None:
         with_stage[f"xlpre-stage-{args.stage}"] = Xlpre(deepcopy(model), sampler, args.rows, args.stage)
-    shared = (model.shape, task, features, sampler, args.rows)
+    shared = (model.model_config, task, features, sampler, args.rows)
     contenders: dict[str, FinetuningContender] = {
         "xlpre": Xlpre(model, sampler, args.rows),
         **with_stage,

@@ -185,7 +185,7 @@ def make_models(c: dict[str, Any], task: Task) -> tuple[TaskModel, list[torch.nn
                 parameter.normal_(0, 0.05)
     model.load_available(native_weights(hf_models[0]))
     head_weights = dict(model.head.named_parameters())
-    _, hf_head = hf_heads.head_to_huggingface(model.shape, head_weights, task.head_kind, task.label_names)
+    _, hf_head = hf_heads.head_to_huggingface(model.model_config, head_weights, task.head_kind, task.label_names)
     state = {**hf_models[0].state_dict(), **hf_head}
     for hf_model in hf_models:
         hf_model.load_state_dict(state)

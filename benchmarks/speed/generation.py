@@ -39,7 +39,6 @@ from xlpre.conversion.model_folder import load_folder
 from xlpre.inference.token_readers import CausalReader, PermutationReader, TokenReader
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
-from xlpre.model.memory import initial_memory
 
 TOLERANCE = 1e-3  # largest difference between two logits
 TOKENS_PER_TURN = 16  # of `cached` with a causal model
@@ -71,7 +70,7 @@ def uncached_logits(model: LanguageModel, objective: str, text: Tensor, n_contex
         text = torch.cat([text, text[:, :1]], dim=1)  # the position of the next token, whose content no query sees
         rank = (torch.arange(text.size(1), dtype=torch.int32) - n_context + 1).clamp(min=0).expand_as(text)
         batch = make_batch(text, rank.clamp(min=1), rank, torch.full_like(text[:, :1], text.size(1) - 1))
-    return model.logits(batch, initial_memory(model.config, len(text), mem_len=0))[0][:, 0]
+    return model.logits(batch, model.backbone.initial_memory(len(text), mem_len=0))[0][:, 0]
 
 
 def check_logits(model: LanguageModel, objective: str, text: Tensor, free_len: int) -> float:

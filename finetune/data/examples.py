@@ -48,6 +48,6 @@ class Split:
     features: Sequence[Features]
 
     @property
-    def is_labelled(self) -> bool:
+    def is_labeled(self) -> bool:
         """True if every example has a label."""
         return all(example.label is not None for example in self.examples)

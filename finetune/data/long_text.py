@@ -16,7 +16,7 @@ from finetune.data.examples import Outputs, Split
 from finetune.data.features import Chunking, Row, pair_to_row
 from xlpre.model.config import ModelConfig
 
-N_SPECIAL = 2  # <sep> and <cls> after a text
+N_SYMBOLS = 2  # <sep> and <cls> after a text
 
 
 class LongTextStrategy(Protocol):
@@ -61,7 +61,7 @@ class RecurrentMemory:
     def rows(self, texts: Sequence[Sequence[int]], location: str) -> list[Row]:
         """Return one row of any length. See LongTextStrategy."""
         text = _single_text(texts, location, "memory")
-        return [pair_to_row(text, (), max(len(text), 1) + N_SPECIAL)]
+        return [pair_to_row(text, (), max(len(text), 1) + N_SYMBOLS)]
 
 
 class SlidingWindows:
@@ -69,11 +69,11 @@ class SlidingWindows:
 
     def __init__(self, data: TaskDataConfig) -> None:
         self.chunking, self._max_len = Chunking(), data.max_seq_len
-        self._stride = data.window_stride or max(1, (data.max_seq_len - N_SPECIAL) // 2)
+        self._stride = data.window_stride or max(1, (data.max_seq_len - N_SYMBOLS) // 2)
 
     def rows(self, texts: Sequence[Sequence[int]], location: str) -> list[Row]:
         """Return a row for each window. See LongTextStrategy."""
-        text, window_len = _single_text(texts, location, "windows"), self._max_len - N_SPECIAL
+        text, window_len = _single_text(texts, location, "windows"), self._max_len - N_SYMBOLS
         starts = range(0, max(len(text) - window_len, 0) + self._stride, self._stride)
         return [pair_to_row(text[start : start + window_len], (), self._max_len) for start in starts]
 

@@ -124,26 +124,26 @@ class TableSource:
                 examples = select_split(examples, self._data.val_fraction, split, str(self._train[0]))
         else:
             path = self._files[split]
-            labelled = split in self.dev_splits or self.has_test_labels
+            labeled = split in self.dev_splits or self.has_test_labels
             errors = RowErrors()
-            examples = list(self._read_file(path, labelled, errors))
+            examples = list(self._read_file(path, labeled, errors))
             errors.raise_if_any()
             is_regression = not self.columns.label_names
-            if not labelled and is_regression and all(example.label in (None, -1) for example in examples):
+            if not labeled and is_regression and all(example.label in (None, -1) for example in examples):
                 examples = [replace(example, label=None) for example in examples]  # all labels are -1: they are hidden
         if not examples:
             file = self._files[split] if split in self._files else self._train[0]
             raise ValueError(f"{file} contains no example. Choose another file.")
         return examples
 
-    def parse_example(self, fields: Fields, location: str, default_id: str = "", labelled: bool = False) -> Example:
+    def parse_example(self, fields: Fields, location: str, default_id: str = "", labeled: bool = False) -> Example:
         """Build the example of a row.
 
         Args:
             fields: columns of the row.
             location: file and line, for error messages.
             default_id: id of the example if the row has no column `index` or `id`.
-            labelled: True to require a label. Only rows without a label may have an empty text.
+            labeled: True to require a label. Only rows without a label may have an empty text.
 
         Raises:
             ValueError: a column is missing, empty or invalid.
@@ -152,7 +152,7 @@ class TableSource:
         if columns.aliases:
             fields = {columns.aliases.get(name, name): value for name, value in fields.items()}
         label: int | float | None = None
-        if labelled or not self._is_hidden_label(fields.get(columns.label)):
+        if labeled or not self._is_hidden_label(fields.get(columns.label)):
             if columns.label_names:
                 label = get_class_index(fields, columns.label, columns.label_names, location)
             else:
@@ -179,16 +179,16 @@ class TableSource:
         allow_empty = allow_empty or (self.columns.is_damaged and len(columns) > 1)
         return tuple(get_text(fields, column, location, allow_empty) for column in columns)
 
-    def _read_file(self, path: Path, labelled: bool, errors: RowErrors) -> Iterator[Example]:
+    def _read_file(self, path: Path, labeled: bool, errors: RowErrors) -> Iterator[Example]:
         columns = self.columns
-        names = columns.names if labelled else ()
-        rows = read_rows(path, names, columns.is_damaged and labelled, errors)
+        names = columns.names if labeled else ()
+        rows = read_rows(path, names, columns.is_damaged and labeled, errors)
         for row, (location, fields) in enumerate(rows):
             example = None
             with errors.collect(location, is_first=row == 0):
                 if is_hub_split(path):
                     fields = columns.hub.to_file_fields(fields, columns.label, location)
-                example = self.parse_example(fields, location, str(row), labelled)
+                example = self.parse_example(fields, location, str(row), labeled)
             if example:
                 yield example
 

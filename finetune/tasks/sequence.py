@@ -252,7 +252,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def _tokenize(example: Example, encode: Callable[[str], list[int]], errors: RowErrors) -> list[list[int]]:
-    """Return the token ids of each text. For a labelled example without tokens, add an error and return an empty list."""
+    """Return the token ids of each text. For a labeled example without tokens, add an error and return an empty list."""
     token_ids = [encode(text) for text in example.texts]
     if example.label is not None and not any(token_ids):
         text = " ".join(example.texts)

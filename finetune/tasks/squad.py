@@ -67,8 +67,8 @@ class SquadTask(SpanTask):
             version = SQUAD_VERSIONS[self.name]
             check_data_dir(self._data, self.name, f"train-{version}.json and dev-{version}.json")
         files = self._train if split == TRAIN else [self._files[split]]
-        labelled = split not in self.test_splits
-        return [example for path in files for example in read_squad(path, self.always_answerable, labelled)]
+        labeled = split not in self.test_splits
+        return [example for path in files for example in read_squad(path, self.always_answerable, labeled)]
 
     def parse_example(self, fields: Mapping[str, Any], location: str, default_id: str = "") -> Example:
         """Build the example of a question from the fields context and question, and optionally id and answers."""
@@ -102,14 +102,14 @@ def build_squad(name: str, data: TaskDataConfig, pooling: Pooling) -> Task:
     return SquadTask(name, data)
 
 
-def read_squad(path: Path, always_answerable: bool, labelled: bool) -> list[Example]:
+def read_squad(path: Path, always_answerable: bool, labeled: bool) -> list[Example]:
     """Read the questions of a file. See SpanTask for their texts and labels.
 
     Args:
         path: a .json file as distributed, also as .gz; or one question per row, in .jsonl, .parquet, or hf:NAME[/CONFIG]:SPLIT for
             a dataset that `datasets` loads.
         always_answerable: True if every question has an answer (SQuAD 1.1).
-        labelled: True if the file contains the true answers. False if they may be hidden: then an empty list of answers means "no
+        labeled: True if the file contains the true answers. False if they may be hidden: then an empty list of answers means "no
             answer" only if another question in the file has an answer.
 
     Raises:
@@ -122,9 +122,9 @@ def read_squad(path: Path, always_answerable: bool, labelled: bool) -> list[Exam
     examples = []
     for row, (location, fields) in enumerate(questions):
         with errors.collect(location, is_first=row == 0):
-            examples.append(parse_question(fields, location, always_answerable, labelled, str(row)))
+            examples.append(parse_question(fields, location, always_answerable, labeled, str(row)))
     errors.raise_if_any()
-    if not (labelled or always_answerable) and any(example.label for example in examples):
+    if not (labeled or always_answerable) and any(example.label for example in examples):
         examples = [
             dataclasses.replace(example, label=()) if "answers" in fields and not example.label else example
             for example, (_, fields) in zip(examples, questions, strict=True)
@@ -140,7 +140,7 @@ def read_squad(path: Path, always_answerable: bool, labelled: bool) -> list[Exam
 
 
 def parse_question(
-    fields: Fields, location: str, always_answerable: bool, labelled: bool = False, default_id: str = ""
+    fields: Fields, location: str, always_answerable: bool, labeled: bool = False, default_id: str = ""
 ) -> Example:
     """Build the example of a question from the fields context and question, and optionally id, answers and is_impossible.
 
@@ -148,7 +148,7 @@ def parse_question(
         fields: values by name.
         location: file and question, for error messages.
         always_answerable: True if every question has an answer (SQuAD 1.1).
-        labelled: True if the fields must contain the true answers.
+        labeled: True if the fields must contain the true answers.
         default_id: id of the question if the fields contain none.
 
     Raises:
@@ -156,7 +156,7 @@ def parse_question(
     """
     context, question = get_text(fields, "context", location), get_text(fields, "question", location)
     spans = None
-    if labelled or "answers" in fields:
+    if labeled or "answers" in fields:
         spans = _parse_answers(get_value(fields, "answers", location), context, location)
         impossible = fields.get("is_impossible", False)
         if not isinstance(impossible, bool):
@@ -167,11 +167,11 @@ def parse_question(
             raise ValueError(
                 f"{location}: is_impossible=true is invalid: the question has answers. Set it to false, or remove the answers."
             )
-        if always_answerable and not spans and labelled:
+        if always_answerable and not spans and labeled:
             raise ValueError(
                 f"{location}: the question has no answer, but in squad/1.1 every question must have one. Set task=squad/2.0."
             )
-        if not (spans or labelled or (impossible and not always_answerable)):
+        if not (spans or labeled or (impossible and not always_answerable)):
             spans = None  # an empty list means hidden answers
     example_id = fields.get("id", default_id)
     if not isinstance(example_id, (str, int)):

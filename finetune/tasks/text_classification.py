@@ -130,7 +130,7 @@ class ImdbSource(TableSource):
                 )
             for path in files:
                 fields = {"id": path.stem, "text": _read_review(path), "label": label}
-                examples.append(self.parse_example(fields, str(path), labelled=True))
+                examples.append(self.parse_example(fields, str(path), labeled=True))
         if split in (TRAIN, HELD_OUT):
             return select_split(examples, self._data.val_fraction, split, str(self._folder))
         return examples

@@ -137,7 +137,7 @@ def finalize(inputs: RunInputs, seeds: Sequence[int], outputs: Mapping[int, Outp
 def _write_test_predictions(
     task: Task, folder: Path, splits: Sequence[Split], outputs: Sequence[Outputs]
 ) -> tuple[dict[str, list[Prediction]], dict[str, float]]:
-    """Write the predictions for the test splits. Return the predictions by split, and the metrics of the labelled splits."""
+    """Write the predictions for the test splits. Return the predictions by split, and the metrics of the labeled splits."""
     metrics: dict[str, float] = {}
     predictions: dict[str, list[Prediction]] = {}
     shutil.rmtree(folder, ignore_errors=True)  # it may contain predictions for other test examples
@@ -145,13 +145,13 @@ def _write_test_predictions(
     for split, of_split in zip(splits, outputs, strict=True):
         predictions[split.name] = task.to_predictions(split, of_split)
         write_text(folder / f"{split.name}.jsonl", to_jsonl(predictions[split.name]))
-        if split.is_labelled:
+        if split.is_labeled:
             values = _compute_metrics(task, split, of_split)
             metrics |= {f"{split.name}/{name}": value for name, value in values.items()}
-        elif n_labelled := sum(example.label is not None for example in split.examples):
+        elif n_labeled := sum(example.label is not None for example in split.examples):
             print(
-                f"warning: {split.name} is not evaluated: only {n_labelled:,} of its {len(split.examples):,} examples have a label. "
-                "Add the missing labels, or put the labelled examples into their own file.",
+                f"warning: {split.name} is not evaluated: only {n_labeled:,} of its {len(split.examples):,} examples have a label. "
+                "Add the missing labels, or put the labeled examples into their own file.",
                 flush=True,
             )
     if metrics:
@@ -167,9 +167,9 @@ def _compute_metrics(task: Task, split: Split, outputs: Outputs) -> dict[str, fl
 def _load_best(inputs: RunInputs, folder: Path, context: TrainingContext) -> tuple[TaskModel, TaskModelFolder]:
     """Return the model with the selected weights of a run, in fp32, and the content of its folder."""
     saved = load_task_model(folder / BEST)
-    check_head(folder / BEST, saved.head, inputs.task, inputs.shape)
-    shape = resolve_shared_backend(inputs.shape, torch.float32, context)
-    model = build_with_weights(saved.weights, partial(TaskModel, shape, inputs.task))
+    check_head(folder / BEST, saved.head, inputs.task, inputs.model_config)
+    model_config = resolve_shared_backend(inputs.model_config, torch.float32, context)
+    model = build_with_weights(saved.weights, partial(TaskModel, model_config, inputs.task))
     return model.to(context.device).eval(), saved
 
 
@@ -181,7 +181,7 @@ def _build_tuned_task(inputs: RunInputs, saved: TaskModelFolder) -> Task:
 
 def _predict(inputs: RunInputs, model: TaskModel, split: Split, comm: Comm) -> Outputs:
     config = inputs.config
-    overhead_tokens = resolve_overhead_tokens(config.data.forward_overhead_tokens, model.device)
+    overhead_tokens = resolve_overhead_tokens(config.data.forward_overhead_tokens, model.backbone.device)
     return predict_split(model, split, config.eval.batch_size, overhead_tokens, comm)
 
 

@@ -47,7 +47,7 @@ def predict_lines(
     """
     network = build_with_weights(model.weights, partial(TaskModel, model.folder.config, task)).to(use_device())
     tokenizer = model.folder.require_tokenizer("the folder")
-    overhead_tokens, comm = resolve_overhead_tokens(None, network.device), Comm()
+    overhead_tokens, comm = resolve_overhead_tokens(None, network.backbone.device), Comm()
     remaining = enumerate(lines)
     error = None
     while not error:

@@ -39,7 +39,7 @@ class RunInputs:
 
     Args:
         config: the settings.
-        join: function of the shape of the model that joins the processes of the job. It is called before the examples are encoded, which
+        join: function of the ModelConfig that joins the processes of the job. It is called before the examples are encoded, which
             one process of each machine then does. None: this process encodes all examples.
 
     Attributes:
@@ -48,7 +48,7 @@ class RunInputs:
         task: the task.
         pretrained: the model folder of `init_from`.
         tokenizer: tokenizer of the pretrained model.
-        shape: configuration of the model, with the dropout and attention backend of the settings.
+        model_config: configuration of the model, with the dropout and attention backend of the settings.
         train: encoded training examples.
         dev: encoded splits to evaluate on. The first selects the best weights.
         test: encoded splits to predict.
@@ -81,18 +81,18 @@ class RunInputs:
         config.train.batch_schedule(world_size())
         optional = {"dropout": config.model.dropout, "dropatt": config.model.dropatt}
         overrides: dict[str, Any] = {name: value for name, value in optional.items() if value is not None}
-        self.shape = dataclasses.replace(
+        self.model_config = dataclasses.replace(
             self.pretrained.config,
             **overrides,
             attention_span="all",  # <cls> at the end of a row sees the whole text
             attention_backend=config.model.attention_backend,
         )
-        check_memory(config.data, self.shape)
+        check_memory(config.data, self.model_config)
 
         def encode() -> FeaturesOfSplits:
             return [self.task.encode(examples[split], self.tokenizer) for split in splits]
 
-        features = encode_once_per_machine(encode, join(self.shape)) if join else encode()
+        features = encode_once_per_machine(encode, join(self.model_config)) if join else encode()
         encoded = [Split(split, examples[split], of_split) for split, of_split in zip(splits, features, strict=True)]
         self.train, n_dev = encoded[0], len(self.task.dev_splits)
         self.dev, self.test = encoded[1 : 1 + n_dev], encoded[1 + n_dev :]
@@ -108,7 +108,7 @@ class RunInputs:
             "pooling": self.config.model.pooling,
             "labels": list(self.task.label_names),
         }
-        return TaskModelFolder.from_finetuned(self.pretrained, self.shape, weights, task, provenance)
+        return TaskModelFolder.from_finetuned(self.pretrained, self.model_config, weights, task, provenance)
 
     def manifest(self, seed: int) -> dict[str, Any]:
         """Return the settings and fingerprints that a stopped run must have in common with the command that resumes it.
@@ -116,7 +116,7 @@ class RunInputs:
         Settings that only affect speed or memory use are not included.
         """
         config = self.config
-        model, optim = dataclasses.asdict(self.shape), dataclasses.asdict(config.optim)
+        model, optim = dataclasses.asdict(self.model_config), dataclasses.asdict(config.optim)
         del model["attention_backend"], optim["base_lr"]
         return {
             "format": FORMAT,

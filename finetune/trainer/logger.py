@@ -36,7 +36,7 @@ class TrainLogger(RunLogger):
         self._n_tokens += micro_step.n_tokens
         self._n_padded_tokens += micro_step.n_padded_tokens
 
-    def throughput(self, seconds: float, n_steps: int) -> dict[str, Any]:
+    def pop_throughput(self, seconds: float, n_steps: int) -> dict[str, Any]:
         """Return examples and tokens per second, and the fraction of computed tokens that are padding."""
         n_tokens, n_padded_tokens = self._comm.all_reduce_sum(self._n_tokens, self._n_padded_tokens)
         self._n_tokens = self._n_padded_tokens = 0

@@ -13,7 +13,7 @@ from finetune.metrics.classification import N_BINS, calibration, confusion_matri
 from finetune.tasks.base import Task
 from finetune.tasks.regression import RegressionTask
 from finetune.tasks.sequence import ClassificationTask, softmax, stack_labels
-from xlpre.common.plots import COLOURS, legend_label, new_axes, save_figure
+from xlpre.common.plots import COLORS, legend_label, new_axes, save_figure
 from xlpre.training.metrics_writer import read_metrics
 
 MAX_CLASSES = 20  # with more classes, no confusion matrix is drawn
@@ -45,7 +45,7 @@ def plot_all(folder: Path, run_folders: Sequence[Path], task: Task, split: Split
 def plot_learning_curves(path: Path, run_folders: Sequence[Path], metric: str) -> None:
     """Plot training loss and the main metric by step, one line per run."""
     figure, (left, right) = new_axes(9, 3.6, 2)
-    for folder, colour in zip(run_folders, itertools.cycle(COLOURS), strict=False):
+    for folder, color in zip(run_folders, itertools.cycle(COLORS), strict=False):
         lines = read_metrics(folder)
         training = [line for line in lines if "lr" in line]
         for axes, of_kind, key, marker in ((left, training, "loss", "-"), (right, lines, metric, "o-")):
@@ -53,7 +53,7 @@ def plot_learning_curves(path: Path, run_folders: Sequence[Path], metric: str) -
             if points:
                 style = marker if len(points) > 1 else "o"  # a single point has no line
                 label = legend_label(folder.name)
-                axes.plot(*zip(*points, strict=True), style, color=colour, markersize=3, linewidth=1, label=label)
+                axes.plot(*zip(*points, strict=True), style, color=color, markersize=3, linewidth=1, label=label)
     left.set(xlabel="step", ylabel="training loss")
     right.set(xlabel="step", ylabel=metric)
     right.legend(frameon=False, fontsize=8)
@@ -61,15 +61,15 @@ def plot_learning_curves(path: Path, run_folders: Sequence[Path], metric: str) -
 
 
 def plot_confusion(path: Path, labels: np.ndarray, predictions: np.ndarray, label_names: Sequence[str]) -> None:
-    """Plot the confusion matrix, with labels as rows and predictions as columns. The colour shows the fraction of the row's examples."""
+    """Plot the confusion matrix, with labels as rows and predictions as columns. The color shows the fraction of the row's examples."""
     counts = confusion_matrix(labels, predictions, len(label_names))
     fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     side = 2.2 + 0.55 * len(label_names)
     figure, (axes,) = new_axes(side, side)
     axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
     for row, column in itertools.product(range(len(label_names)), repeat=2):
-        colour = "white" if fractions[row, column] > 0.5 else "#1c2430"
-        axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", color=colour, fontsize=8)
+        color = "white" if fractions[row, column] > 0.5 else "#1c2430"
+        axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", color=color, fontsize=8)
     ticks = range(len(label_names))
     axes.set_xticks(ticks, label_names, rotation=45, ha="right", fontsize=8)
     axes.set_yticks(ticks, label_names, fontsize=8)
@@ -86,7 +86,7 @@ def plot_calibration(path: Path, labels: np.ndarray, probabilities: np.ndarray) 
     axes.bar(centers, counts / counts.sum(), width=0.9 / N_BINS, color="#d8e0ec", label="fraction of predictions")
     axes.plot([0, 1], [0, 1], color="#a5afbd", linewidth=1)
     filled = counts > 0
-    axes.plot(mean_confidence[filled], accuracy[filled], "o-", color=COLOURS[0], markersize=4, label="accuracy")
+    axes.plot(mean_confidence[filled], accuracy[filled], "o-", color=COLORS[0], markersize=4, label="accuracy")
     axes.set(xlabel="confidence", xlim=(0, 1), ylim=(0, 1.02), title=f"expected calibration error {error:.3f}")
     axes.legend(frameon=False, fontsize=8, loc="upper left")
     save_figure(figure, path)
@@ -95,7 +95,7 @@ def plot_calibration(path: Path, labels: np.ndarray, probabilities: np.ndarray) 
 def plot_regression(path: Path, labels: np.ndarray, predictions: np.ndarray) -> None:
     """Plot predictions against labels."""
     figure, (axes,) = new_axes(4.4, 4)
-    axes.plot(labels, predictions, ".", color=COLOURS[0], markersize=3, alpha=0.5)
+    axes.plot(labels, predictions, ".", color=COLORS[0], markersize=3, alpha=0.5)
     axes.plot([labels.min(), labels.max()], [labels.min(), labels.max()], color="#a5afbd", linewidth=1)
     axes.set(xlabel="label", ylabel="prediction")
     save_figure(figure, path)

@@ -84,7 +84,7 @@ def _read_result(run_dir: Path, provenance: Mapping[str, Any]) -> Result | None:
 
 
 def _read_test_metrics(run_dir: Path, result: Result) -> dict[str, float]:
-    """Return the metrics of labelled test examples, which are predicted with the weights of the best seed, those of RUN/model."""
+    """Return the metrics of labeled test examples, which are predicted with the weights of the best seed, those of RUN/model."""
     path, best = run_dir / "predictions" / "test_metrics.json", read_provenance(run_dir / "model")
     if not path.exists() or best is None or best["seed"] != result.seed:
         return {}

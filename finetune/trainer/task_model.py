@@ -19,7 +19,7 @@ from xlpre.conversion.task_model_folder import HEAD, TASK, TaskModelFolder, load
 from xlpre.model.backbone import Backbone
 from xlpre.model.config import ModelConfig
 from xlpre.model.kernels.backend import resolve_backend
-from xlpre.model.memory import Memory, initial_memory
+from xlpre.model.memory import Memory
 from xlpre.training.startup import TrainingContext
 
 
@@ -27,15 +27,15 @@ class TaskModel(nn.Module):
     """Backbone and head. Parameters are named `backbone.*` and `head.*`.
 
     Args:
-        shape: configuration of the backbone.
+        model_config: configuration of the backbone.
         task: the task, which builds the head and computes losses and outputs with it.
     """
 
-    def __init__(self, shape: ModelConfig, task: Task) -> None:
+    def __init__(self, model_config: ModelConfig, task: Task) -> None:
         super().__init__()
-        self.shape, self.task = shape, task
-        self.backbone = Backbone(shape, two_streams=False)
-        self.head = task.build_head(shape)
+        self.model_config, self.task = model_config, task
+        self.backbone = Backbone(model_config, two_streams=False)
+        self.head = task.build_head(model_config)
 
     def forward(self, micro_step: MicroStep) -> Tensor:
         """Return the loss of a micro-step: the sum over its features, times `micro_step.loss_scale`."""
@@ -60,11 +60,6 @@ class TaskModel(nn.Module):
             outputs["loss"] = self.task.compute_losses(self.head, hidden, last)
         return outputs
 
-    @property
-    def device(self) -> torch.device:
-        """Device of the parameters."""
-        return self.backbone.mask_embedding.device
-
     @torch.no_grad()
     def load_available(self, weights: Mapping[str, Tensor]) -> None:
         """Copy `weights` into the parameters of the same name. Parameters without a weight keep their values."""
@@ -79,12 +74,10 @@ class TaskModel(nn.Module):
         Memory has no gradient, as in pretraining. So an optimizer step stores the graph of the last window only, for texts of any
         length.
         """
-        requested, parameter = last.chunking.mem_len, self.backbone.mask_embedding
+        requested = last.chunking.mem_len
         n_positions = sum(window.input_ids.size(1) for window in earlier)
-        mem_len = min(self.shape.mem_len if requested is None else requested, n_positions)
-        memory = initial_memory(
-            self.shape, len(last.input_ids), mem_len=mem_len, device=parameter.device, dtype=parameter.dtype
-        )
+        mem_len = min(self.model_config.mem_len if requested is None else requested, n_positions)
+        memory = self.backbone.initial_memory(len(last.input_ids), mem_len)
         n_seen = last.input_ids.new_zeros(len(last.input_ids))
         for window in earlier:  # padding is on the left, so the tokens are at the last positions of memory
             inputs = window.model_batch(
@@ -121,10 +114,10 @@ def open_task_model(path: Path) -> tuple[TaskModelFolder, Task]:
     return model, task
 
 
-def check_head(path: Path, head: Mapping[str, Tensor], task: Task, shape: ModelConfig) -> None:
-    """Raise ValueError unless the weights of a `head` have the names and shapes of the task's head for this `shape`."""
+def check_head(path: Path, head: Mapping[str, Tensor], task: Task, model_config: ModelConfig) -> None:
+    """Raise ValueError unless the weights of a `head` have the names and shapes of the task's head for `model_config`."""
     with torch.device("meta"):
-        expected = {name: tuple(weight.shape) for name, weight in task.build_head(shape).named_parameters()}
+        expected = {name: tuple(weight.shape) for name, weight in task.build_head(model_config).named_parameters()}
     actual = {name: tuple(weight.shape) for name, weight in head.items()}
     for name in sorted(expected.keys() | actual.keys()):
         if actual.get(name) != expected.get(name):
@@ -135,17 +128,17 @@ def check_head(path: Path, head: Mapping[str, Tensor], task: Task, shape: ModelC
 
 
 def resolve_shared_backend(
-    shape: ModelConfig, dtype: torch.dtype, context: TrainingContext, saved: str | None = None
+    model_config: ModelConfig, dtype: torch.dtype, context: TrainingContext, saved: str | None = None
 ) -> ModelConfig:
-    """Return the shape with a concrete attention backend. Rank 0 chooses it for its device, and all processes use it.
+    """Return `model_config` with a concrete attention backend. Rank 0 chooses it for its device, and all processes use it.
 
     Args:
-        shape: configuration of the backbone.
+        model_config: configuration of the backbone.
         dtype: data type of activations.
         context: device and communication of this process.
         saved: backend that computed the checkpoint to resume from. None: a new run.
     """
     backend: Any = context.comm.call_on_rank_zero(
-        lambda: resolve_backend(shape.attention_backend, context.device, dtype, shape.head_width, saved)
+        lambda: resolve_backend(model_config.attention_backend, context.device, dtype, model_config.head_width, saved)
     )
-    return dataclasses.replace(shape, attention_backend=backend)
+    return dataclasses.replace(model_config, attention_backend=backend)

@@ -53,15 +53,15 @@ def finetune(config: FinetuneConfig) -> None:
     check_wandb_installed(config.train.wandb)
     context: TrainingContext | None = None
 
-    def join(shape: ModelConfig) -> Comm:
+    def join(model_config: ModelConfig) -> Comm:
         nonlocal context
-        context = _start_training(config, shape)
+        context = _start_training(config, model_config)
         return context.comm
 
     inputs = RunInputs(config, join if world_size() > 1 else None)
     seeds = range(config.seed, config.seed + config.num_seeds)
     finished_seeds(inputs)  # refuses results of other settings before anything starts
-    context = context or _start_training(config, inputs.shape)
+    context = context or _start_training(config, inputs.model_config)
     shutdown = ShutdownHandler()
     lock = context.lock_run_dir(Path(config.run_dir), "fine-tuning")
     finished = context.comm.broadcast(finished_seeds(inputs))
@@ -105,37 +105,6 @@ class Trainer:
 
     _evaluation_due: bool
 
-    def train(self) -> None:
-        """Run the training loop until the steps or the time are used up, early stopping applies, or a signal requests a stop.
-
-        Raises:
-            ValueError: gradients or weights are not finite, or a checkpoint cannot be written.
-        """
-        config, progress, logger = self.config, self.progress, self.logger
-        # a resumed run may be finished already, because its time is used up
-        if progress.step == 0 or self._evaluation_due or self.is_finished:
-            self.evaluate()
-        stopped = False
-        while not (self.is_finished or stopped):
-            micro_steps = self.begin_step()
-            for number, micro_step in enumerate(micro_steps):
-                self.engine.set_gradient_accumulation_boundary(number == len(micro_steps) - 1)
-                loss = self.engine(micro_step.to(self.context.device))
-                self.engine.backward(loss)
-                self.engine.step()  # updates the weights at the boundary only
-                logger.record_losses(loss)
-                logger.count_tokens(micro_step)
-            stopped = progress.end_step()
-            logger.end_step()
-            self._evaluation_due = progress.step % config.eval.every == 0 or self.is_finished
-            if self._evaluation_due and (self.is_finished or not stopped):
-                self.evaluate()
-            if progress.step % config.train.log_every == 0 or self.is_finished or stopped:
-                logger.write_metrics()
-            if (progress.step % config.train.save_every == 0 or stopped) and not self.is_finished:
-                self.save()
-        self.close()
-
     def __init__(self, inputs: RunInputs, seed: int, context: TrainingContext, shutdown: ShutdownHandler) -> None:
         self.config, self.folder = inputs.config, seed_folder(inputs.config.run_dir, seed)
         self.context, self._inputs, self._seed = context, inputs, seed
@@ -167,6 +136,37 @@ class Trainer:
         self.progress = Progress(train, self.engine, self.context.comm, shutdown, self._writer, manifest)
         context.comm.call_on_rank_zero(lambda: save_config(config, Path(config.run_dir) / "config.yaml"))
         self.logger = TrainLogger(config, seed, self.folder, self.progress)
+
+    def train(self) -> None:
+        """Run the training loop until the steps or the time are used up, early stopping applies, or a signal requests a stop.
+
+        Raises:
+            ValueError: gradients or weights are not finite, or a checkpoint cannot be written.
+        """
+        config, progress, logger = self.config, self.progress, self.logger
+        # a resumed run may be finished already, because its time is used up
+        if progress.step == 0 or self._evaluation_due or self.is_finished:
+            self.evaluate()
+        stopped = False
+        while not (self.is_finished or stopped):
+            micro_steps = self.begin_step()
+            for number, micro_step in enumerate(micro_steps):
+                self.engine.set_gradient_accumulation_boundary(number == len(micro_steps) - 1)
+                loss = self.engine(micro_step.to(self.context.device))
+                self.engine.backward(loss)
+                self.engine.step()  # updates the weights at the boundary only
+                logger.record_losses(loss)
+                logger.count_tokens(micro_step)
+            stopped = progress.end_step()
+            logger.end_step()
+            self._evaluation_due = progress.step % config.eval.every == 0 or self.is_finished
+            if self._evaluation_due and (self.is_finished or not stopped):
+                self.evaluate()
+            if progress.step % config.train.log_every == 0 or self.is_finished or stopped:
+                logger.write_metrics()
+            if (progress.step % config.train.save_every == 0 or stopped) and not self.is_finished:
+                self.save()
+        self.close()
 
     @property
     def is_finished(self) -> bool:
@@ -247,10 +247,10 @@ class Trainer:
         seed_everything(self._seed)  # the same initial weights on every process
         device, dtype = self.context.device, self.context.dtype
         saved_backend = manifest.get("attention_backend")
-        shape = resolve_shared_backend(self._inputs.shape, dtype, self.context, saved_backend)
-        backend = concrete_backend(shape.attention_backend, device, dtype, shape.head_width)
+        model_config = resolve_shared_backend(self._inputs.model_config, dtype, self.context, saved_backend)
+        backend = concrete_backend(model_config.attention_backend, device, dtype, model_config.head_width)
         self._manifest["attention_backend"] = backend
-        build = partial(TaskModel, shape, self._inputs.task)
+        build = partial(TaskModel, model_config, self._inputs.task)
         weights = load_task_model(saved / checkpoint.MODEL_DIR).weights if saved else {}
         model = build_with_weights(weights, build) if saved else build()
         if not saved and not config.from_scratch:  # the head keeps its initial weights
@@ -264,12 +264,12 @@ class Trainer:
             load_state(self.engine, weights, checkpoint.saved_moments(saved, manifest), manifest["counters"])
 
 
-def _start_training(config: FinetuneConfig, shape: ModelConfig) -> TrainingContext:
+def _start_training(config: FinetuneConfig, model_config: ModelConfig) -> TrainingContext:
     """Join the other processes; see `start_training`."""
 
     def check(device: torch.device, dtype: torch.dtype, timeout_seconds: float) -> None:
         dtypes = {dtype, torch.float32}  # predictions are computed in fp32
-        run_needed_selfchecks(shape.attention_backend, shape.head_width, device, dtypes, timeout_seconds)
+        run_needed_selfchecks(model_config.attention_backend, model_config.head_width, device, dtypes, timeout_seconds)
 
     return start_training(config.train, config.optim, config.deepspeed, check)
 
@@ -283,18 +283,18 @@ def _describe(inputs: RunInputs, context: TrainingContext, remaining: Sequence[i
         remaining: seeds of the runs that are not finished.
         is_lr_derived: True if `optim.lr` is not set.
     """
-    config, shape = inputs.config, inputs.shape
+    config, model_config = inputs.config, inputs.model_config
     examples = ", ".join(f"{len(split.examples):,} {split.name}" for split in (inputs.train, *inputs.dev, *inputs.test))
     source = "new weights with the shape of" if config.from_scratch else "weights of"
     epochs = config.train.steps * config.train.global_batch_size / len(inputs.train.features)
     seeds = f"seed {', '.join(map(str, remaining))}" if remaining else "none, all seeds are finished"
     if 0 < len(remaining) < config.num_seeds:
         seeds += f" (the other {config.num_seeds - len(remaining)} finished)"
-    lr = f"optim.lr={format_lr(config.optim.peak_lr)}" + f" derived from d_model={shape.d_model}" * is_lr_derived
+    lr = f"optim.lr={format_lr(config.optim.peak_lr)}" + f" derived from d_model={model_config.d_model}" * is_lr_derived
     return (
         f"{config.name}: task {config.task}; examples: {examples}\n"
         f"{_describe_labels(inputs.task.label_names, inputs.train.examples)}"
-        f"model: {source} {config.init_from} ({shape.n_layer} layers, d_model {shape.d_model})\n"
+        f"model: {source} {config.init_from} ({model_config.n_layer} layers, d_model {model_config.d_model})\n"
         f"training: {seeds}; {config.train.steps:,} steps ({epochs:.1f} epochs), {lr}\n"
         f"{context.describe()}\n"
         f"output: {config.run_dir}"

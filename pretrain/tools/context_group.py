@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from pretrain.tools.held_out import open_model, read_run_config, read_text, text_config
-from xlpre.common.plots import COLOURS, legend_label, new_axes, save_figure
+from xlpre.common.plots import COLORS, legend_label, new_axes, save_figure
 from xlpre.inference.context_losses import context_losses
 from xlpre.inference.effective_context import MIN_GAIN, effective_contexts
 from xlpre.text import special_tokens
@@ -118,9 +118,9 @@ def draw_contexts(
     """Draw the mean loss, and the gain of each step, over the context. `losses` is the result of `measure_contexts`."""
     figure, (loss, gain) = new_axes(8.5, 3.6, 2)
     for m, (model, result) in enumerate(zip(models, effective_contexts(losses, contexts, fraction), strict=True)):
-        colour, label = COLOURS[m % len(COLOURS)], legend_label(model)
-        loss.plot(contexts, losses[m].mean(-1), "o-", markersize=4, color=colour, label=label)
-        gain.plot(contexts[:-1], [100 * value for value in result.gains], "o-", markersize=4, color=colour, label=label)
+        color, label = COLORS[m % len(COLORS)], legend_label(model)
+        loss.plot(contexts, losses[m].mean(-1), "o-", markersize=4, color=color, label=label)
+        gain.plot(contexts[:-1], [100 * value for value in result.gains], "o-", markersize=4, color=color, label=label)
     gain.axhline(100 * MIN_GAIN, color="#b4442c", linestyle="--", linewidth=1.2, label="threshold")
     loss.set(xlabel="tokens of context", ylabel="loss in nats, all tokens")
     gain.set(xlabel="tokens of context", ylabel=f"gain of the next step in %, r = {fraction:g}")

@@ -71,7 +71,7 @@ class Job:
             mem_len = folder.config.mem_len if folder.config.attention_span == "all" else settings.mem_len
             if mem_len == 0 and folder.config.attention_span != "all":
                 raise ValueError(
-                    f"--mem-len 0 is invalid with model.attention_span={folder.config.attention_span}: each token would see at most "
+                    f"--mem-len=0 is invalid with model.attention_span={folder.config.attention_span}: each token would see at most "
                     "itself. Add --attention-span all, or leave out 0."
                 )
             if mem_len not in models:

@@ -21,7 +21,6 @@ from xlpre.data_loader import batch_from_inputs
 from xlpre.inference.attention_maps import attention_maps
 from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
-from xlpre.model.memory import Memory, initial_memory
 from xlpre.text.tokenizer import Tokenizer
 
 UNSEEN = "#eceff3"
@@ -103,7 +102,7 @@ def draw_attention(model: LanguageModel, explanation: Explanation) -> Any:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     batch = _batch(explanation)
-    maps = attention_maps(model, batch, _no_memory(model, 1))[:, 0].numpy()  # (L, H, P, T)
+    maps = attention_maps(model, batch, model.backbone.initial_memory(1, 0))[:, 0].numpy()  # (L, H, P, T)
     L, H, P, T = maps.shape
     width, height = max(min(CELL * T, MAX_SIZE[0] / H), 0.8), max(min(CELL * P, MAX_SIZE[1] / L), 0.5)  # of a map
     layout = ConstrainedLayoutEngine(w_pad=0.04, h_pad=0.04)
@@ -157,12 +156,8 @@ def _batch(explanation: Explanation) -> Batch:
     return batch_from_inputs(explanation.windows, explanation.inputs)
 
 
-def _no_memory(model: LanguageModel, rows: int) -> Memory:
-    return initial_memory(model.config, rows, mem_len=0)
-
-
 def _log_probabilities(model: LanguageModel, batch: Batch) -> np.ndarray:
     """Return the log-probability of each target, (B, P) float64."""
     with without_dropout(model), torch.no_grad():
-        logits = model.logits(batch, _no_memory(model, len(batch.input_ids)))[0]
+        logits = model.logits(batch, model.backbone.initial_memory(len(batch.input_ids), 0))[0]
     return logits.double().log_softmax(-1).gather(2, batch.targets[:, :, None])[:, :, 0].numpy()

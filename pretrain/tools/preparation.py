@@ -10,7 +10,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from pretrain.config import PretrainConfig
-from pretrain.trainer.config_warnings import ignored_vocab_size, warn_of_small_validation_text
+from pretrain.trainer.config_warnings import ignored_vocab_size, small_validation_text_warning
 from xlpre.common.messages import as_yaml
 from xlpre.config.cli import NO_EXPLICIT_KEYS, ExplicitKeys
 from xlpre.config.loader import config_from_mapping
@@ -96,7 +96,7 @@ def make_store(config: PretrainConfig, explicit_keys: ExplicitKeys = NO_EXPLICIT
     with _ProgressBar(sum(source_files(config.text).values())) as progress:
         store = build_store(path, config.text, tokenizer, progress.update)
     print(f"{path}: {_token_counts(store)} in {time.monotonic() - start:.0f} s")
-    if warning := warn_of_small_validation_text(config, store):
+    if warning := small_validation_text_warning(config, store):
         print(warning, flush=True)
     return store
 

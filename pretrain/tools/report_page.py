@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config import PretrainConfig, load_run_config
-from pretrain.trainer.evaluator import compare_targets
+from pretrain.trainer.evaluator import target_fraction_note
 from pretrain.trainer.samples import read_samples
 from xlpre.common.files import write_text
-from xlpre.common.plots import COLOURS, figure_to_svg, legend_label, new_axes, save_figure
+from xlpre.common.plots import COLORS, figure_to_svg, legend_label, new_axes, save_figure
 from xlpre.training.metrics_writer import read_metrics
 
 Record = dict[str, Any]  # one line of metrics.jsonl or samples.jsonl
@@ -65,7 +65,7 @@ def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
     for name, records in others:
         if abs(records[-1]["val_unigram_loss"] - val[-1]["val_unigram_loss"]) > 1e-6:
             raise ValueError(
-                f"--against {name} is invalid: it was evaluated on other targets than {run_dir.name}, so the losses are not comparable. "
+                f"--against={name} is invalid: it was evaluated on other targets than {run_dir.name}, so the losses are not comparable. "
                 "Leave it out."
             )
     config = load_run_config(run_dir)
@@ -85,7 +85,7 @@ def _write_table_page(folder: Path, prefix: str, against: Sequence[Path]) -> Pat
     """Write `report.html` with the table and the plots of a fine-tuning run or an ablation, whose names start with `prefix`."""
     if against:
         raise ValueError(
-            f"--against {against[0]} is invalid: {folder} is a fine-tuning run or an ablation, and only pretraining runs can be drawn in "
+            f"--against={against[0]} is invalid: {folder} is a fine-tuning run or an ablation, and only pretraining runs can be drawn in "
             "one figure. Leave it out."
         )
     table = folder / f"{prefix}table.csv"
@@ -146,7 +146,7 @@ def _page(
             f"windows of {config.data.seq_len} tokens, memory {model.mem_len}; ",
             f"text: {escape(' '.join(config.text.sources))}</p><ul class=summary>",
             *(f"<li>{escape(name)}<b>{escape(value)}</b></li>" for name, value in summary.items()),
-            f"</ul><h2>Loss</h2><p class=note>{compare_targets(config)}</p>",
+            f"</ul><h2>Loss</h2><p class=note>{target_fraction_note(config)}</p>",
             loss_svg,
             f"<ul class=note>{_definitions(config)}</ul>",
             "<div class=pair><div><h2>Learning rate</h2>",
@@ -191,7 +191,7 @@ def _loss_figure(name: str, train: list[Record], val: list[Record], others: Sequ
     axes.plot(
         _tokens_m(train), losses, _line_style(losses), color="#9db4d6", linewidth=1, markersize=4, label="training"
     )
-    for (label, records), color in zip([(name, val), *others], itertools.cycle(COLOURS), strict=False):
+    for (label, records), color in zip([(name, val), *others], itertools.cycle(COLORS), strict=False):
         losses = [x["val_loss"] for x in records]
         axes.plot(
             _tokens_m(records), losses, "o-", color=color, markersize=4, label=legend_label(f"{label}, validation")
@@ -210,7 +210,7 @@ def _loss_figure(name: str, train: list[Record], val: list[Record], others: Sequ
 def _small_plot(records: list[Record], key: str, label: str) -> str:
     figure, axes = _token_axes(4.5, 2.6)
     values = [x[key] for x in records]
-    axes.plot(_tokens_m(records), values, _line_style(records), color=COLOURS[0], linewidth=1.2, markersize=4)
+    axes.plot(_tokens_m(records), values, _line_style(records), color=COLORS[0], linewidth=1.2, markersize=4)
     axes.set_ylim(bottom=0)
     axes.set_ylabel(label)
     return figure_to_svg(figure)
@@ -223,7 +223,7 @@ def _minimal_pairs_plot(val: list[Record]) -> str:
         return ""
     figure, axes = _token_axes(9, 2.6)
     values = [record["val_minimal_pairs"] for record in records]
-    axes.plot(_tokens_m(records), values, "o-", color=COLOURS[0], markersize=4)
+    axes.plot(_tokens_m(records), values, "o-", color=COLORS[0], markersize=4)
     axes.axhline(50, color="#b4442c", linestyle="--", linewidth=1.2, label="chance")
     axes.set_ylim(min(45, *values), 100)
     axes.set_ylabel("correct, %")

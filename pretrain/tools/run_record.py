@@ -141,8 +141,8 @@ def _describe_procedure(config: PretrainConfig, folder: ModelFolder, manifest: M
     return rows | describe_software(folder.provenance)
 
 
-def _describe_memory(shape: ModelConfig) -> str:
-    return f"{shape.mem_len} hidden states of each layer" if shape.mem_len else "none"
+def _describe_memory(model_config: ModelConfig) -> str:
+    return f"{model_config.mem_len} hidden states of each layer" if model_config.mem_len else "none"
 
 
 def _read_manifest(run_dir: Path, step: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from xlpre.data.store import TokenStore
 MIN_VAL_DOCUMENTS = 16  # validation documents below which a warning is printed
 
 
-def warn_of_small_validation_text(config: PretrainConfig, store: TokenStore) -> str:
+def small_validation_text_warning(config: PretrainConfig, store: TokenStore) -> str:
     """Return a warning if the validation text is too small for a stable loss; else an empty string.
 
     Args:
@@ -33,7 +33,7 @@ def warn_of_small_validation_text(config: PretrainConfig, store: TokenStore) -> 
     return f"warning: the validation text has {' and '.join(problems)}; val loss will be noisy. {remedy}, and set another data.store_dir."
 
 
-def warn_of_backward_text(config: PretrainConfig) -> str:
+def backward_text_warning(config: PretrainConfig) -> str:
     """Return a warning if a causal model reads half of its text from right to left; else an empty string."""
     if config.objective.name != "causal" or not config.data.bidirectional:
         return ""
@@ -43,7 +43,7 @@ def warn_of_backward_text(config: PretrainConfig) -> str:
     )
 
 
-def warn_of_long_warmup(config: PretrainConfig) -> str:
+def long_warmup_warning(config: PretrainConfig) -> str:
     """Return a warning if all steps of the run are warm-up steps; else an empty string."""
     warmup_steps, steps = config.schedule.warmup_steps, config.train.steps
     if warmup_steps < steps:

@@ -6,7 +6,7 @@ import torch
 
 from pretrain.config import PretrainConfig
 from pretrain.planning.flops import batch_shape, count_parameters
-from pretrain.trainer.config_warnings import warn_of_backward_text, warn_of_long_warmup
+from pretrain.trainer.config_warnings import backward_text_warning, long_warmup_warning
 from pretrain.trainer.evaluator import read_minimal_pairs, val_lanes
 from pretrain.trainer.inputs import RunInputs, checkpoints_dir, is_finished
 from pretrain.trainer.samples import Samples
@@ -50,7 +50,7 @@ def dry_run(config: PretrainConfig, explicit_keys: ExplicitKeys) -> None:
     if is_rank_zero():
         resolved = inputs.weight_init.resolve_config()
         sizes = _describe_sizes(resolved, len(inputs.store.train))
-        notes = [inputs.vocabulary_note, warn_of_backward_text(config), warn_of_long_warmup(config)]
+        notes = [inputs.vocabulary_note, backward_text_warning(config), long_warmup_warning(config)]
         lines = "".join(f"# {note}\n" for note in notes if note)
         print(f"{to_yaml(resolved)}{sizes}{_describe_processes(config)}{lines}# {start}", flush=True)
 

@@ -174,7 +174,7 @@ def eval_protocol(config: PretrainConfig) -> dict[str, Any]:
     return {name: getattr(config.eval, name) for name in ("batch_size", "num_windows", "mem_len", "partial_k")}
 
 
-def compare_targets(config: PretrainConfig) -> str:
+def target_fraction_note(config: PretrainConfig) -> str:
     """Return a note if validation and training predict different fractions of the tokens, which makes their losses differ; else ""."""
     val_k, train_k = config.eval.partial_k or config.objective.partial_k, config.objective.partial_k
     if val_k == train_k or not OBJECTIVES[config.objective.name].sees_ahead:  # a causal model predicts all tokens
@@ -187,7 +187,7 @@ def compare_targets(config: PretrainConfig) -> str:
     return f"Validation predicts 1 in {val_k:g} tokens, training 1 in {train_k:g}. {effect}"
 
 
-def warn_of_plateau(config: PretrainConfig, result: EvalResult, step: int, tokens: int) -> str:
+def plateau_warning(config: PretrainConfig, result: EvalResult, step: int, tokens: int) -> str:
     """Return a warning if the model is no better than the unigram baseline after the warm-up and MIN_PLATEAU_TOKENS; else "".
 
     Args:

@@ -56,9 +56,9 @@ class RunInputs:
         self.weight_init = WeightInit(config, self.store, self.tokenizer, explicit_keys)
         self.vocabulary_note = ignored_vocab_size(config, len(self.tokenizer), explicit_keys)
         self.objective = build_objective(config.objective, config.data, self.tokenizer.starts_word)
-        lanes = _train_lanes(config, self.store, self.weight_init.shape.mem_len)
+        lanes = _train_lanes(config, self.store, self.weight_init.model_config.mem_len)
         self.loader = Loader(lanes, config.data, self.objective, config.seed)
-        self.manifest = _manifest(config, self.store, self.weight_init.shape)
+        self.manifest = _manifest(config, self.store, self.weight_init.model_config)
 
     def read_manifest(self, saved: Path, **more: Any) -> dict[str, Any]:
         """Read the manifest of a checkpoint of this run.
@@ -145,7 +145,7 @@ def is_finished(
 def describe_finished(config: PretrainConfig) -> str:
     """Return the message for a finished run. It lists settings that differ from the settings of the run."""
     try:
-        changed = [f"{key}={saved} (now {present})" for key, (saved, present) in changed_settings(config).items()]
+        changed = [f"{key}={saved} (now {current})" for key, (saved, current) in changed_settings(config).items()]
     except ValueError as error:
         changed = [f"unknown settings: {error}"]
     return f"{config.run_dir}: already finished" + (f"; it was made with {', '.join(changed)}" if changed else "")
@@ -157,9 +157,9 @@ def _check_format(config: PretrainConfig) -> None:
         checkpoint.check_compatible(*newest, {"format": FORMAT})
 
 
-def _manifest(config: PretrainConfig, store: TokenStore, shape: ModelConfig) -> dict[str, Any]:
+def _manifest(config: PretrainConfig, store: TokenStore, model_config: ModelConfig) -> dict[str, Any]:
     """Return the settings that must be equal when a run resumes."""
-    data, optim, model = (dataclasses.asdict(group) for group in (config.data, config.optim, shape))
+    data, optim, model = (dataclasses.asdict(group) for group in (config.data, config.optim, model_config))
     del data["store_dir"], data["num_threads"], optim["lr"], optim["matrix_lr"], model["attention_backend"]
     if not config.optim.muon:
         del optim["momentum"]  # only Muon uses it

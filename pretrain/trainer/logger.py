@@ -50,7 +50,7 @@ class TrainLogger(RunLogger):
             progress, Path(config.run_dir), config.name, dataclasses.asdict(config), auxiliary_losses=auxiliary_heads
         )
 
-    def throughput(self, seconds: float, n_steps: int) -> dict[str, Any]:
+    def pop_throughput(self, seconds: float, n_steps: int) -> dict[str, Any]:
         """Return tokens, targets and FLOPs per second, and the seconds spent waiting for batches."""
         previous_tokens, previous_wait = self._tokens, self._wait_seconds
         self._tokens, self._wait_seconds = self._read_totals()

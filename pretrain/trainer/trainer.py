@@ -18,14 +18,14 @@ from torch import Tensor
 
 from pretrain.config import PretrainConfig, describe_changes, setting_changes, trained_settings
 from pretrain.trainer import nonfinite_dump
-from pretrain.trainer.config_warnings import warn_of_backward_text, warn_of_long_warmup, warn_of_small_validation_text
+from pretrain.trainer.config_warnings import backward_text_warning, long_warmup_warning, small_validation_text_warning
 from pretrain.trainer.cuda_graphs import reason_against_cuda_graphs, use_cuda_graphs
 from pretrain.trainer.evaluator import (
     EvalResult,
     Evaluator,
-    compare_targets,
     eval_protocol,
-    warn_of_plateau,
+    plateau_warning,
+    target_fraction_note,
 )
 from pretrain.trainer.inputs import RunInputs, checkpoints_dir, model_dir, model_step
 from pretrain.trainer.logger import TrainLogger
@@ -63,7 +63,7 @@ class Trainer:
         config: settings of the run.
         run_dir: folder of the run.
         context: device, precision and communication of this process.
-        shape: settings of the model.
+        model_config: settings of the model.
         store: the token store.
         tokenizer: the vocabulary of the store.
         engine: the DeepSpeed engine.
@@ -79,47 +79,16 @@ class Trainer:
 
     _evaluation_due: bool
 
-    def train(self) -> None:
-        """Run the training loop until the steps or the time are used up, or a signal requests a stop.
-
-        Raises:
-            ValueError: the gradients, the weights or the validation loss are not finite, or a checkpoint cannot be written.
-        """
-        config, progress, logger = self.config, self.progress, self.logger
-        if progress.step == 0 or self._evaluation_due:
-            self.evaluate()
-        batches, stopped = self.batches(), False
-        while not (progress.is_finished or stopped):
-            n_micro_steps = self.begin_step()
-            for micro_step in range(n_micro_steps):
-                self.engine.set_gradient_accumulation_boundary(micro_step == n_micro_steps - 1)
-                batch = next(batches).to(self.context.device)
-                loss, memory, *auxiliary_losses = self.engine(batch, self.memories[micro_step])
-                self.engine.backward(sum(auxiliary_losses, start=loss))
-                logger.record_losses(loss, *auxiliary_losses)
-                self.engine.step()  # updates the weights at the boundary only
-                self.store_memory(micro_step, batch, memory)
-            stopped = self.end_step()
-            logger.end_step()
-            if progress.step % config.train.log_every == 0 or progress.is_finished or stopped:
-                logger.write_metrics()
-            self._evaluation_due = progress.step % config.eval.every == 0 or progress.is_finished
-            if self._evaluation_due and (progress.is_finished or not stopped):
-                self.evaluate()
-            if progress.step % config.train.save_every == 0 or progress.is_finished or stopped:
-                self.save()
-        batches.close()
-        self.close()
-
     def __init__(self, config: PretrainConfig, explicit_keys: ExplicitKeys = NO_EXPLICIT_KEYS) -> None:
         check_wandb_installed(config.train.wandb)
         self.config, self.run_dir = config, Path(config.run_dir)
         self._inputs = RunInputs(config, explicit_keys)
         self.store, self.tokenizer, self._loader = self._inputs.store, self._inputs.tokenizer, self._inputs.loader
-        self._resolved, self.shape = self._inputs.weight_init.resolve_config(), self._inputs.weight_init.shape
+        self._resolved = self._inputs.weight_init.resolve_config()
+        self.model_config = model = self._inputs.weight_init.model_config
 
         def check(device: torch.device, dtype: torch.dtype, timeout_seconds: float) -> None:
-            run_needed_selfchecks(self.shape.attention_backend, self.shape.head_width, device, [dtype], timeout_seconds)
+            run_needed_selfchecks(model.attention_backend, model.head_width, device, [dtype], timeout_seconds)
 
         self.context = context = start_training(config.train, config.optim, config.deepspeed, check)
         batch = context.batch
@@ -164,6 +133,38 @@ class Trainer:
             lambda: (self.tokens, self._loader.wait_seconds),
         )
 
+    def train(self) -> None:
+        """Run the training loop until the steps or the time are used up, or a signal requests a stop.
+
+        Raises:
+            ValueError: the gradients, the weights or the validation loss are not finite, or a checkpoint cannot be written.
+        """
+        config, progress, logger = self.config, self.progress, self.logger
+        if progress.step == 0 or self._evaluation_due:
+            self.evaluate()
+        batches, stopped = self.batches(), False
+        while not (progress.is_finished or stopped):
+            n_micro_steps = self.begin_step()
+            for micro_step in range(n_micro_steps):
+                self.engine.set_gradient_accumulation_boundary(micro_step == n_micro_steps - 1)
+                batch = next(batches).to(self.context.device)
+                loss, memory, *auxiliary_losses = self.engine(batch, self.memories[micro_step])
+                self.engine.backward(sum(auxiliary_losses, start=loss))
+                logger.record_losses(loss, *auxiliary_losses)
+                self.engine.step()  # updates the weights at the boundary only
+                self.store_memory(micro_step, batch, memory)
+            stopped = self.end_step()
+            logger.end_step()
+            if progress.step % config.train.log_every == 0 or progress.is_finished or stopped:
+                logger.write_metrics()
+            self._evaluation_due = progress.step % config.eval.every == 0 or progress.is_finished
+            if self._evaluation_due and (progress.is_finished or not stopped):
+                self.evaluate()
+            if progress.step % config.train.save_every == 0 or progress.is_finished or stopped:
+                self.save()
+        batches.close()
+        self.close()
+
     def batches(self) -> Generator[Batch, None, None]:
         """Yield the batches of this process, one per micro-step, indefinitely from the current step on."""
         return self._loader.batches(
@@ -206,7 +207,7 @@ class Trainer:
             if step and result.loss < (math.inf if self._best_loss is None else self._best_loss):
                 self._best_loss = result.loss
                 self.writer.keep_best(step, self.engine)
-            self.logger.write_evaluation(result, warn_of_plateau(self.config, result, step, self.tokens))
+            self.logger.write_evaluation(result, plateau_warning(self.config, result, step, self.tokens))
         self._evaluation_due = False
         if self.progress.is_finished and not math.isfinite(result.loss):
             self.writer.finish()
@@ -242,7 +243,7 @@ class Trainer:
         self.logger.close()
         if is_rank_zero():
             if self.progress.is_finished:
-                if warning := self.progress.warn_of_unfinished_warmup(self.config.schedule):
+                if warning := self.progress.unfinished_warmup_warning(self.config.schedule):
                     print(warning)
                 print(f"finished at step {self.progress.step:,}: the model is in {model_dir(self.config)}", flush=True)
             else:
@@ -252,14 +253,14 @@ class Trainer:
         """Build model, engine and memories with initial values, or restore them from the checkpoint `saved` and its manifest."""
         config, device, dtype = self.config, self.context.device, self.context.dtype
         seed_everything(config.seed)  # equal initial weights on all processes
-        head_width, saved_backend = self.shape.head_width, manifest.get("attention_backend")
+        head_width, saved_backend = self.model_config.head_width, manifest.get("attention_backend")
         backend: Any = self.context.comm.call_on_rank_zero(
-            lambda: resolve_backend(self.shape.attention_backend, device, dtype, head_width, saved_backend)
+            lambda: resolve_backend(self.model_config.attention_backend, device, dtype, head_width, saved_backend)
         )
         self._manifest["attention_backend"] = concrete_backend(backend, device, dtype, head_width)
-        shape = dataclasses.replace(self.shape, attention_backend=backend)
+        model_config = dataclasses.replace(self.model_config, attention_backend=backend)
         two_streams, next_sentence = self._inputs.objective.two_streams, config.objective.next_sentence
-        build = partial(LanguageModel, shape, two_streams, next_sentence)
+        build = partial(LanguageModel, model_config, two_streams, next_sentence)
         if saved:  # DeepSpeed sends the weights of rank 0 to the other processes
             weights = load_folder(saved / checkpoint.MODEL_DIR).weights if is_rank_zero() else None
             model = build_with_weights(weights, build)
@@ -277,7 +278,7 @@ class Trainer:
                 use_cuda_graphs(model, torch.compile(model.forward) if train.compile else None)
                 train = dataclasses.replace(train, compile=False)
         self.engine = build_engine(model, self.context.deepspeed_config, train, config.optim, device)
-        initial = partial(initial_memory, self.shape, initial=config.memory.initial, device=device, dtype=dtype)
+        initial = partial(initial_memory, self.model_config, initial=config.memory.initial, device=device, dtype=dtype)
         self.memories = [initial(len(lanes)) for lanes in self._lanes]
         if not saved:
             return
@@ -316,7 +317,7 @@ class Trainer:
     @property
     def _n_rewarmed(self) -> int:
         """Number of windows whose reused parts fill the memory."""
-        return math.ceil(self.shape.mem_len / self.config.data.reuse_len)
+        return math.ceil(self.model_config.mem_len / self.config.data.reuse_len)
 
     def _publish(self, saved: Path) -> None:
         """Link the best model and the model of a checkpoint into the run folder. The model comes last: `model_step` relies on its step."""
@@ -329,7 +330,7 @@ class Trainer:
 
     def _model_folder(self, step: int, weights: dict[str, Tensor]) -> ModelFolder:
         provenance = {"name": self.config.name, "step": step, "data_fingerprint": self.store.fingerprint}
-        return ModelFolder(self.shape, weights, self.tokenizer, self.config.objective.name, provenance, "xlpre")
+        return ModelFolder(self.model_config, weights, self.tokenizer, self.config.objective.name, provenance, "xlpre")
 
     def _dump_debug_state(self) -> str:
         """Dump the inputs of the last step and the weights, and return a message on how to replay it. Every process must call it."""
@@ -352,7 +353,7 @@ class Trainer:
 
     def _describe(self, saved: Path | None, manifest: dict[str, Any]) -> str:
         """Return the opening lines of a run."""
-        config, shape = self.config, self.shape
+        config, model = self.config, self.model_config
         # in ZeRO-3 the parameter itself is empty
         n_parameters = sum(getattr(p, "ds_numel", p.numel()) for p in self.engine.module.parameters())
         steps = f"{config.train.steps:,} steps" + (f" or {config.train.hours} hours" if config.train.hours else "")
@@ -362,7 +363,7 @@ class Trainer:
             changes = self._manifest["setting_changes"]
             if len(changes) > len(manifest.get("setting_changes", [])):
                 start += f" with other settings: {describe_changes(changes[-1])}"
-            if shape.mem_len and not checkpoint.has_memory(manifest):
+            if model.mem_len and not checkpoint.has_memory(manifest):
                 start += (
                     f", which has no recurrent memory (train.save_memory): to fill it, the last {counted(self._n_rewarmed, 'window')} "
                     "of each batch row were read again, and losses differ slightly from those of a run without the interruption"
@@ -372,23 +373,19 @@ class Trainer:
             start += f" (skipped checkpoints with missing, truncated or damaged files: {names})"
         if self._has_new_eval_protocol:
             start += "; the eval settings changed: validation losses are not comparable with earlier ones, and best/ starts again"
-        upgrade = f"note: {self.store.upgrade_note}" if self.store.upgrade_note else ""
-        small = warn_of_small_validation_text(self._resolved, self.store)
-        backward, warmup = warn_of_backward_text(config), warn_of_long_warmup(config)
-        precision = self.context.precision_note()
         notes = [
-            upgrade,
+            f"note: {self.store.upgrade_note}" if self.store.upgrade_note else "",
             self._inputs.vocabulary_note,
-            compare_targets(config),
-            small,
-            backward,
-            warmup,
+            target_fraction_note(config),
+            small_validation_text_warning(self._resolved, self.store),
+            backward_text_warning(config),
+            long_warmup_warning(config),
             self._graphs_note,
-            precision,
+            self.context.precision_note(),
         ]
         return (
-            f"{config.name}: {config.objective.name}, {n_parameters:,} parameters ({shape.n_layer} layers, d_model {shape.d_model}), "
-            f"mem_len {shape.mem_len}\n"
+            f"{config.name}: {config.objective.name}, {n_parameters:,} parameters ({model.n_layer} layers, d_model {model.d_model}), "
+            f"mem_len {model.mem_len}\n"
             f"{len(self.store.train):,} training tokens, windows of {config.data.seq_len} tokens, {steps}\n"
             f"{self.context.describe()}\n"
             f"{start}; output in {self.run_dir}" + "".join(f"\n{note}" for note in notes if note)

@@ -44,7 +44,7 @@ class WeightInit:
 
     Attributes:
         store: the token store.
-        shape: settings of the model, with the vocabulary size.
+        model_config: settings of the model, with the vocabulary size.
         description: one sentence about the origin of the weights.
 
     Raises:
@@ -63,7 +63,7 @@ class WeightInit:
         self.store, self._config, self._tokenizer = store, config, tokenizer
         self._folder: ModelFolder | None = None
         self.description = "starts at step 0"
-        self.shape = dataclasses.replace(model, vocab_size=store.vocab_size)
+        self.model_config = dataclasses.replace(model, vocab_size=store.vocab_size)
         if config.init_from is None or config.init_from == "":
             return
         newest = checkpoint.read_newest_manifest(Path(config.run_dir) / checkpoint.CHECKPOINTS_DIR)
@@ -72,7 +72,7 @@ class WeightInit:
         else:
             self._folder = _load_folder(config.init_from, config.data.store_dir, tokenizer)
             initial_shape = self._folder.config
-        self.shape, replaced = _merge_shapes(model, initial_shape, explicit_keys, config.init_from)
+        self.model_config, replaced = _merge_shapes(model, initial_shape, explicit_keys, config.init_from)
         self.description = self._describe(config.init_from, replaced)
 
     def resolve_config(self) -> PretrainConfig:
@@ -85,7 +85,7 @@ class WeightInit:
             preprocess=self._tokenizer.preprocess,
         )
         text = config_from_mapping(TextConfig, self.store.meta["source"], str(self.store.path / META))
-        return dataclasses.replace(self._config, model=self.shape, text=text, tokenizer=vocabulary)
+        return dataclasses.replace(self._config, model=self.model_config, text=text, tokenizer=vocabulary)
 
     def build_model(self, build: Callable[[], LanguageModel]) -> LanguageModel:
         """Return the model that `build` makes, with the weights of `init_from` if it is set."""

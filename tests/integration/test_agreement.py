@@ -70,7 +70,7 @@ def test_fine_tuning_gradients_equal_those_of_hugging_face_and_a_wrong_one_is_na
     expected = contenders.compute_gradients(model, model(sampler.micro_steps(1, 0, 4, 1)[0]))
     excluded = {"backbone.mask_embedding", contenders.EXCLUDED}
     assert expected[1].keys() == {name for name, _ in model.named_parameters()} - excluded
-    contender = contenders.HuggingFace(hf_model, model.shape, task, features, sampler, 4, None)
+    contender = contenders.HuggingFace(hf_model, model.model_config, task, features, sampler, 4, None)
     agreement, _ = step
     assert agreement.describe_difference(contender.loss_and_gradients(), expected) == ""
     hf_model.get_parameter("transformer.layer.1.rel_attn.r").register_hook(torch.neg)

@@ -215,7 +215,7 @@ def test_the_vocabulary_of_the_store_is_the_fallback(make_args, capsys):
         (["one more", "word"], {}, "'word' is invalid: settings are written as key=value"),
         (["caf\udce9."], {}, r"'caf\udce9.' is not valid UTF-8"),
         (["Some text.", "--step", str(2**63)], {}, "at least 0 and below 2^63"),
-        (["Some text.", "--step", "-1"], {}, "--step -1 is invalid"),
+        (["Some text.", "--step", "-1"], {}, "--step=-1 is invalid"),
         (
             ["Some text.", "--picture", "it.gif"],
             {},

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from xlpre.common.files import atomic_write
 
-COLOURS = ("#1f4e9c", "#8a6d1f", "#5b3f8c", "#2f7d6d", "#99516f", "#4c5866", "#b0542c", "#3b8ea5", "#7a9a32", "#c26fa0")
+COLORS = ("#1f4e9c", "#8a6d1f", "#5b3f8c", "#2f7d6d", "#99516f", "#4c5866", "#b0542c", "#3b8ea5", "#7a9a32", "#c26fa0")
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 MAX_SHOWN = 5  # number of missing characters that a warning lists
 

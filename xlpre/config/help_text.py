@@ -52,7 +52,7 @@ def group_settings(schema: type, name: str, width: int) -> str:
     """
     groups = _groups(schema)
     if name not in (*groups, ALL_GROUPS):
-        raise ValueError(f"--help {name} is invalid: it must be one of {', '.join(groups)}, or {ALL_GROUPS}.")
+        raise ValueError(f"--help={name} is invalid: it must be one of {', '.join(groups)}, or {ALL_GROUPS}.")
     sections, settings = [], _by_group(schema)
     for group in groups if name == ALL_GROUPS else [name]:
         entries = [_entry(setting, setting.description, width) for setting in settings[group]]

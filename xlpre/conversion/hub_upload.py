@@ -36,7 +36,7 @@ def check_repository(name: str) -> None:
         is_valid = False
     if not is_valid:
         raise ValueError(
-            f"--push {name} is invalid: it must name a repository of the Hugging Face Hub. Write OWNER/NAME, such as me/my-xlnet."
+            f"--push={name} is invalid: it must name a repository of the Hugging Face Hub. Write OWNER/NAME, such as me/my-xlnet."
         )
 
 

@@ -320,9 +320,9 @@ OBJECTIVE_TAGS = {
     "denoising": "masked-language-modeling",
 }
 OBJECTIVE_NAMES = {
-    "permutation": "permutation language modelling",
-    "causal": "causal language modelling",
-    "denoising": "masked language modelling",
+    "permutation": "permutation language modeling",
+    "causal": "causal language modeling",
+    "denoising": "masked language modeling",
 }
 _OPEN_LM = """\
 import torch

@@ -40,7 +40,7 @@ from xlpre.model.backbone import Backbone
 from xlpre.model.config import ModelConfig
 from xlpre.model.initialization import build_with_weights
 from xlpre.model.language_model import LanguageModel, meta_model
-from xlpre.objectives.registry import OBJECTIVES
+from xlpre.objectives.registry import OBJECTIVES, resolve_objective
 from xlpre.text.load_tokenizer import load_tokenizer
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.sentencepiece_tokenizer import SentencePieceTokenizer
@@ -90,19 +90,8 @@ class ModelFolder:
         Raises:
             ValueError: an unknown objective, an objective with another number of streams, or a vocabulary of another size.
         """
-        two_streams = model.backbone.two_streams
-        names = [name for name, known in OBJECTIVES.items() if known.two_streams == two_streams]
-        if objective not in names:
-            streams = "two streams" if two_streams else "one stream"
-            raise ValueError(
-                f"objective={objective!r} is invalid: the model has {streams}. "
-                f"Set objective to {' or '.join(names)}, which fits such a model."
-            )
-        if len(tokenizer) != model.config.vocab_size:
-            raise ValueError(
-                f"tokenizer is invalid: it has {len(tokenizer)} pieces, but the model has vocab_size {model.config.vocab_size}. "
-                "Give the vocabulary that the model was trained with."
-            )
+        objective = resolve_objective(objective, model.backbone.two_streams)
+        tokenizer.check_vocab_size(model.config.vocab_size)
         weights = {name: p.detach().to("cpu", torch.float32, copy=True) for name, p in model.named_parameters()}
         return cls(model.config, weights, tokenizer, objective, provenance, "xlpre")
 

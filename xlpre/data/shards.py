@@ -125,7 +125,7 @@ def has_shards(work: Path) -> bool:
     return any(work.glob("*/[0-9]*"))
 
 
-def check_encoder(work: Path, path: Path, tokenizer: Tokenizer) -> None:
+def record_encoder_version(work: Path, path: Path, tokenizer: Tokenizer) -> None:
     """Write the version of SentencePiece into `work`, the folder with the shards of the unfinished store `path`; "" for a table.
 
     Raises:

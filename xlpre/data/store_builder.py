@@ -25,10 +25,10 @@ from xlpre.data.shards import (
     EncodeJob,
     ProgressCallback,
     ShardTask,
-    check_encoder,
     encode_all,
     has_shards,
     list_tasks,
+    record_encoder_version,
 )
 from xlpre.data.sparse_index import sample_pages
 from xlpre.data.store import FORMAT, SPLITS, TokenStore, compute_fingerprint
@@ -59,7 +59,7 @@ def build_store(
     work = path.with_name(f".{path.name}.unfinished")
     lock = lock_dir(work, "another command is preparing this store. Wait for it, or stop it.")
     try:
-        check_encoder(work, path, tokenizer)
+        record_encoder_version(work, path, tokenizer)
         files = source_files(config)
         tasks = list_tasks(work, config, tokenizer)
         with _mention_finished_shards(work):

@@ -14,7 +14,6 @@ from xlpre.data.store import SplitData
 from xlpre.data.window_layout import SEGMENT_A, SEGMENT_CLS
 from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
-from xlpre.model.memory import initial_memory
 from xlpre.text import special_tokens
 from xlpre.text.blanks import BLANK, Blank, find_blanks
 from xlpre.text.sentence_boundaries import starts_word, written_without_spaces
@@ -211,12 +210,11 @@ def top_predictions(
         tokenizer: tokenizer of the model.
         top_k: number of tokens.
     """
-    weight = model.backbone.mask_embedding
-    memory = initial_memory(model.config, 1, mem_len=0, device=weight.device, dtype=weight.dtype)
+    backbone = model.backbone
     with without_dropout(model):
-        logits, *_ = model.logits(batch.to(weight.device), memory)
+        logits, *_ = model.logits(batch.to(backbone.device), backbone.initial_memory(1, mem_len=0))
     probabilities = logits[0].float().softmax(-1)
-    probabilities[:, : special_tokens.EOP + 1] = 0
+    probabilities[:, : special_tokens.N_SPECIAL] = 0
     top = probabilities.topk(min(top_k, probabilities.size(1)))
     return [
         [(readable_piece(tokenizer.pieces[i]), probability) for probability, i in zip(*row, strict=True)]

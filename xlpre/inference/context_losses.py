@@ -17,7 +17,7 @@ from xlpre.batch import Batch
 from xlpre.inference.scoring import BATCH_TOKENS
 from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
-from xlpre.model.memory import BaseMemory, Memory, initial_memory
+from xlpre.model.memory import BaseMemory
 
 
 class WindowReader:
@@ -32,7 +32,7 @@ class WindowReader:
 
     def __init__(self, model: LanguageModel, text: Tensor, window: int, use_cache: bool = True) -> None:
         self._model, self._text, self._window, self._position = model, text, window, 0
-        memory = _empty_memory(model, len(text), model.config.mem_len)
+        memory = model.backbone.initial_memory(len(text))
         self._memory: BaseMemory = model.backbone.to_kv_cache(memory) if use_cache else memory
 
     def read(self) -> Tensor:
@@ -55,7 +55,7 @@ class SlidingReader:
 
     def __init__(self, model: LanguageModel, text: Tensor, span: int) -> None:
         self._model, self._text, self._span = model, text, span
-        self._no_memory = model.backbone.to_kv_cache(_empty_memory(model, len(text), 0))
+        self._no_memory = model.backbone.to_kv_cache(model.backbone.initial_memory(len(text), 0))
 
     def read(self, position: int) -> Tensor:
         """Return the losses (B,) of predicting the token after `position` from the `span` tokens that end at `position`."""
@@ -89,16 +89,16 @@ def context_losses(
     positions = np.asarray(positions, np.int64)
     if context_len < 1 or (len(positions) and not context_len <= positions.min() <= positions.max() < len(tokens)):
         raise ValueError(
-            f"context_len={context_len} is invalid: it must be at least 1, and each position must have as many tokens before it."
+            f"context_len={context_len} is invalid: it must be at least 1, and each position must have as many tokens before it. "
+            "Set a shorter context, or leave out the first positions."
         )
-    device = model.backbone.mask_embedding.device
     losses = np.zeros(len(positions))
     rows = max(1, batch_tokens // context_len)
     with without_dropout(model), torch.no_grad():
         for start in range(0, len(positions), rows):
             part = positions[start : start + rows]
             windows = np.asarray(tokens, np.int64)[part[:, None] + np.arange(-context_len, 1)]
-            reader = SlidingReader(model, torch.from_numpy(windows).to(device), context_len)
+            reader = SlidingReader(model, torch.from_numpy(windows).to(model.backbone.device), context_len)
             losses[start : start + rows] = reader.read(context_len - 1).double().cpu().numpy()
     return losses
 
@@ -125,8 +125,3 @@ def causal_batch(tokens: Tensor, n_targets: int) -> Batch:
         pair_label=zeros,
         reuse_len=T,
     )
-
-
-def _empty_memory(model: LanguageModel, rows: int, mem_len: int) -> Memory:
-    weight = model.backbone.mask_embedding
-    return initial_memory(model.config, rows, mem_len=mem_len, device=weight.device, dtype=weight.dtype)

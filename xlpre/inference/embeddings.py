@@ -12,12 +12,11 @@ from torch import Tensor
 from xlpre.batch import Batch, make_batch
 from xlpre.inference.cloze import check_length, unmasked_batch
 from xlpre.inference.collate import collate
-from xlpre.inference.scoring import BATCH_TOKENS, check_vocabulary, encode_texts, resolve_objective
+from xlpre.inference.scoring import BATCH_TOKENS, encode_texts
 from xlpre.model.backbone import Backbone
 from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
-from xlpre.model.memory import initial_memory
-from xlpre.objectives.registry import OBJECTIVES
+from xlpre.objectives.registry import OBJECTIVES, resolve_objective
 from xlpre.text import special_tokens
 from xlpre.text.tokenizer import Tokenizer
 
@@ -52,7 +51,7 @@ def embed(
     Raises:
         ValueError: a text has no tokens or is longer than MAX_TOKENS; `pooling` does not fit the objective; or another argument is invalid.
     """
-    is_causal = not OBJECTIVES[resolve_objective(model, objective)].sees_ahead
+    is_causal = not OBJECTIVES[resolve_objective(objective, model.backbone.two_streams)].sees_ahead
     if pooling not in POOLING:
         raise ValueError(f"pooling={pooling!r} is invalid: it must be one of {', '.join(POOLING)}.")
     if is_causal and pooling == "cls":
@@ -62,11 +61,10 @@ def embed(
             f"batch_tokens={batch_tokens} is invalid: it must be at least 1. Leave it out for {BATCH_TOKENS}."
         )
     ids = encode_texts(tokenizer, texts)
-    check_vocabulary(model, tokenizer)
+    tokenizer.check_vocab_size(model.config.vocab_size)
     encoder = _content_encoder(model.backbone)
     build = _causal_batch if is_causal else unmasked_batch
-    weight = encoder.mask_embedding
-    vectors = torch.empty(len(ids), encoder.config.d_model, dtype=weight.dtype)
+    vectors = torch.empty(len(ids), encoder.config.d_model, dtype=encoder.mask_embedding.dtype)
     rows = sorted(range(len(ids)), key=lambda row: -len(ids[row]))
     start = 0
     with without_dropout(encoder), torch.no_grad():
@@ -75,9 +73,8 @@ def embed(
             check_length(length)
             part = rows[start : start + max(1, batch_tokens // length)]
             start += len(part)
-            batch = collate([build(ids[row]) for row in part]).to(weight.device)
-            memory = initial_memory(encoder.config, len(part), mem_len=0, device=weight.device, dtype=weight.dtype)
-            hidden, _ = encoder(batch, memory)
+            batch = collate([build(ids[row]) for row in part]).to(encoder.device)
+            hidden, _ = encoder(batch, encoder.initial_memory(len(part), mem_len=0))
             mean_weights = batch.target_weights / batch.target_weights.sum(1, keepdim=True)
             pooled = hidden[:, -1] if pooling == "cls" else torch.einsum("bpd,bp->bd", hidden, mean_weights.to(hidden))
             vectors[part] = pooled.to(vectors)

@@ -37,22 +37,18 @@ from xlpre.data.rng import RowRng
 from xlpre.data.store import SplitData, TokenStore
 from xlpre.data.window_layout import DataConfig, build_windows
 from xlpre.data_loader import batch_from_inputs
-from xlpre.inference.scoring import N_ORDERS, N_SYMBOLS, resolve_objective, score
+from xlpre.inference.modes import EVAL_MODES, resolve_mode
+from xlpre.inference.scoring import N_ORDERS, N_SYMBOLS, score
 from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.lm_head import target_losses
-from xlpre.model.memory import BaseMemory, initial_memory
+from xlpre.model.memory import BaseMemory
 from xlpre.objectives.objective import Objective, ObjectiveConfig
-from xlpre.objectives.registry import build_objective
+from xlpre.objectives.registry import build_objective, resolve_objective
 from xlpre.text import special_tokens
 from xlpre.text.document import Document, LineType, documents_from_rows
 from xlpre.text.tokenizer import Tokenizer
 
-MODES = {  # objective: modes, the default first
-    "permutation": ("objective", "any-order", "pll"),
-    "denoising": ("objective", "pll"),
-    "causal": ("causal",),
-}
 EVAL_SEED = 20190619  # seed of windows and targets, the same for all evaluations
 BATCH_SIZE = 8
 MAX_PARTS = 256  # parts of a text, the rows of all batches
@@ -257,7 +253,7 @@ class WindowEvaluator(Evaluator):
         else:
             needed = max(data.lookahead, data.reuse_len)
             if n_tokens < needed:
-                others = " or ".join(mode for mode in MODES[objective] if mode != "objective")
+                others = " or ".join(mode for mode in EVAL_MODES[objective] if mode != "objective")
                 raise ValueError(
                     f"the text is invalid: it has {n_tokens:,} tokens, but a window of seq_len={data.seq_len} needs {needed:,}. "
                     f"Give more text, a shorter window, or mode {others}, which needs no full window."
@@ -279,7 +275,7 @@ class WindowEvaluator(Evaluator):
             windows = begins + step
             batch = self._batch(windows.clip(0, self._n_windows - 1))
             if step < 0:
-                device = self._model.backbone.mask_embedding.device
+                device = self._model.backbone.device
                 _, memory = self._model.backbone(batch.to(device), memory)
                 continue
             losses, is_correct, memory, _ = predict_targets(self._model, batch, memory)
@@ -378,14 +374,14 @@ def evaluate(
     Raises:
         ValueError: there is no text, the text is too short, the mode does not fit the objective, or another argument is invalid.
     """
-    objective = resolve_objective(model, objective)
+    objective = resolve_objective(objective, model.backbone.two_streams)
     if not isinstance(texts, HeldOutText):
         if isinstance(texts, str):
             raise ValueError(f"texts={texts!r:.60} is invalid: it must be a list of texts. Write [text].")
         rows = ((f"texts[{index}]", {"text": text}) for index, text in enumerate(texts))
         texts = encode_text(tokenizer, documents_from_rows(rows, "text", "documents"))
     settings = EvalSettings(
-        mode=resolve_mode(mode, objective),
+        mode=resolve_mode(mode, objective, EVAL_MODES),
         data=eval_windows(DataConfig(pairs=pairs), objective, seq_len, reuse_len),
         mem_len=model.config.mem_len if mem_len is None else mem_len,
         partial_k=partial_k,
@@ -407,21 +403,6 @@ def build_evaluator(
     """Return the evaluator of `settings.mode`, see WindowEvaluator and ScoreEvaluator."""
     evaluator = WindowEvaluator if settings.mode in ("causal", "objective") else ScoreEvaluator
     return evaluator(model, tokenizer, text, settings, objective)
-
-
-def resolve_mode(mode: str | None, objective: str) -> str:
-    """Return `mode`, or the default mode of an objective if it is None.
-
-    Raises:
-        ValueError: the mode does not fit the objective.
-    """
-    fitting = MODES[objective]
-    if mode is None or mode in fitting:
-        return mode or fitting[0]
-    remedy = f"Set mode={' or '.join(fitting)}."
-    if objective == "permutation" and mode == "causal":
-        remedy = "Set mode=any-order with one order, the chain rule from left to right; or mode=objective or pll."
-    raise ValueError(f"mode={mode} is invalid for a {objective} model. {remedy}")
 
 
 def eval_windows(data: DataConfig, objective: str, seq_len: int, reuse_len: int | None = None) -> DataConfig:
@@ -547,9 +528,7 @@ def fixed_objective(
 
 def empty_cache(model: LanguageModel, rows: int, mem_len: int | None) -> BaseMemory:
     """Return empty memory of `mem_len` columns for evaluation. None: as many as in training."""
-    weight = model.backbone.mask_embedding
-    initial = initial_memory(model.config, rows, mem_len=mem_len, device=weight.device, dtype=weight.dtype)
-    return model.backbone.to_kv_cache(initial)
+    return model.backbone.to_kv_cache(model.backbone.initial_memory(rows, mem_len))
 
 
 def predict_targets(
@@ -561,7 +540,7 @@ def predict_targets(
         (B, P) float32 loss of each target in nats; (B, P) bool, on the CPU, True if the target has the highest probability; memory for the
         next window; and the logits of each auxiliary head.
     """
-    device = model.backbone.mask_embedding.device
+    device = model.backbone.device
     logits, memory, *auxiliary_logits = model.logits(batch.to(device), memory)
     losses = target_losses(logits, batch.targets.to(device))
     return losses, is_correct(logits, batch.targets), memory, auxiliary_logits

@@ -44,15 +44,14 @@ from xlpre.inference.cloze import (
     text_batch,
 )
 from xlpre.inference.collate import collate
-from xlpre.inference.scoring import BATCH_TOKENS, check_vocabulary, resolve_objective
+from xlpre.inference.scoring import BATCH_TOKENS
 from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
-from xlpre.model.memory import initial_memory
-from xlpre.objectives.registry import OBJECTIVES
+from xlpre.objectives.registry import OBJECTIVES, resolve_objective
 from xlpre.text import special_tokens
 from xlpre.text.blanks import BLANK
 from xlpre.text.special_tokens import WORD_BOUNDARY
-from xlpre.text.tokenizer import N_SPECIAL, Tokenizer
+from xlpre.text.tokenizer import Tokenizer
 
 ORDERS = ("left-to-right", "confident", "random")
 BEAM = 20  # fillings that beam search keeps
@@ -135,7 +134,7 @@ def fill(
         ValueError: a causal model; a text that is invalid (see `encode_cloze`) or too long; options that do not fit the blanks or the
             vocabulary; or another argument is invalid.
     """
-    check_objective(resolve_objective(model, objective))
+    check_objective(resolve_objective(objective, model.backbone.two_streams))
     if isinstance(texts, str):
         raise ValueError(f"texts={texts!r:.60} is invalid: it must be a list of texts. Write [text].")
     if order not in ORDERS:
@@ -153,7 +152,7 @@ def fill(
         )
     if options is not None and num_samples is not None:
         raise ValueError(f"num_samples={num_samples} is invalid with options: these are ranked. Leave one of them out.")
-    check_vocabulary(model, tokenizer)
+    tokenizer.check_vocab_size(model.config.vocab_size)
     filler = _Filler(model, order, seed, batch_tokens)
     results = []
     with without_dropout(model), torch.no_grad():
@@ -286,8 +285,11 @@ class _Filler:
         while states[0].missing:
             candidates: list[tuple[float, _State, int, int, float]] = []
             for step in self._steps(states):
-                n_best = min(beam, len(step.log_probabilities) - N_SPECIAL)
-                tokens = N_SPECIAL + np.argpartition(-step.log_probabilities[N_SPECIAL:], n_best - 1)[:n_best]
+                n_best = min(beam, len(step.log_probabilities) - special_tokens.N_SPECIAL)
+                tokens = (
+                    special_tokens.N_SPECIAL
+                    + np.argpartition(-step.log_probabilities[special_tokens.N_SPECIAL :], n_best - 1)[:n_best]
+                )
                 for state in (states[index] for index in step.indices):
                     for token, value in zip(tokens.tolist(), step.log_probabilities[tokens].tolist(), strict=True):
                         candidates.append((state.log_probability + value, state, step.position, token, value))
@@ -305,11 +307,11 @@ class _Filler:
         while any(state.missing for state in states):
             numbers = rng.random(num_samples)
             for step in self._steps(states):
-                scaled = step.log_probabilities[N_SPECIAL:] / temperature
+                scaled = step.log_probabilities[special_tokens.N_SPECIAL :] / temperature
                 cumulative = np.exp(scaled - scaled.max()).cumsum()
                 drawn = cumulative.searchsorted(numbers[step.indices] * cumulative[-1], side="right")
                 for index, choice in zip(step.indices, drawn.tolist(), strict=True):
-                    token = N_SPECIAL + min(choice, len(scaled) - 1)
+                    token = special_tokens.N_SPECIAL + min(choice, len(scaled) - 1)
                     value = float(step.log_probabilities[token])
                     states[index] = states[index].fill_in(step.position, token, value)
         return states
@@ -342,7 +344,7 @@ class _Filler:
     def _steps(self, states: Sequence[_State]) -> Iterator[_Step]:
         """Yield the predictions of the next pieces of the states that are not complete."""
         for indices, positions, log_probabilities in self._predict(states, all_missing=self._order == "confident"):
-            target = int(log_probabilities[:, N_SPECIAL:].max(1).argmax())
+            target = int(log_probabilities[:, special_tokens.N_SPECIAL :].max(1).argmax())
             yield _Step(indices, int(positions[target]), log_probabilities[target])
 
     def _predict(
@@ -363,8 +365,7 @@ class _Filler:
                 indices.setdefault(state.key, []).append(index)
         rows = sorted(indices.values(), key=lambda equal: -len(states[equal[0]].tokens))
         two_streams = self._model.backbone.two_streams
-        weight = self._model.backbone.mask_embedding
-        start = 0
+        backbone, start = self._model.backbone, 0
         while start < len(rows):
             row_cost = len(states[rows[start][0]].tokens) * (2 if two_streams else 1)
             part = rows[start : start + max(1, self._batch_tokens // row_cost)]
@@ -373,8 +374,8 @@ class _Filler:
             batch = collate(
                 [_batch(states[equal[0]], each, two_streams) for equal, each in zip(part, positions, strict=True)]
             )
-            memory = initial_memory(self._model.config, len(part), mem_len=0, device=weight.device, dtype=weight.dtype)
-            logits = self._model.logits(batch.to(weight.device), memory)[0]
+            memory = backbone.initial_memory(len(part), mem_len=0)
+            logits = self._model.logits(batch.to(backbone.device), memory)[0]
             for equal, each, row in zip(part, positions, logits, strict=True):
                 yield equal, each, row[len(row) - len(each) :].double().log_softmax(-1).cpu().numpy()
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from xlpre.inference.scoring import check_vocabulary, resolve_objective
 from xlpre.inference.token_readers import CausalReader, PermutationReader, TokenReader
 from xlpre.inference.token_sampling import TokenSampler
 from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
+from xlpre.objectives.registry import resolve_objective
 from xlpre.text import special_tokens
 from xlpre.text.tokenizer import Tokenizer
 
@@ -131,9 +131,9 @@ def generate(
         ValueError: a denoising model; a vocabulary of another size; or a prompt that is neither a text nor token ids.
     """
     config = config or GenerationConfig()
-    objective = resolve_objective(model, objective)
+    objective = resolve_objective(objective, model.backbone.two_streams)
     check_objective(objective)
-    check_vocabulary(model, tokenizer)
+    tokenizer.check_vocab_size(model.config.vocab_size)
     if isinstance(prompts, str):
         raise ValueError(f"prompts={prompts!r:.60} is invalid: it must be a list of texts. Write [prompt].")
     if batch_size < 1:
@@ -203,7 +203,7 @@ def piece_bytes(tokenizer: Tokenizer) -> list[bytes]:
         bytes([int(match[1], 16)]) if (match := BYTE_PIECE.fullmatch(piece)) else _piece_text(piece).encode()
         for piece in tokenizer.pieces
     ]
-    contents[: special_tokens.EOP + 1] = [b""] * special_tokens.EOP + [b"\n"]
+    contents[: special_tokens.N_SPECIAL] = [b""] * special_tokens.EOP + [b"\n"]
     return contents
 
 
@@ -287,7 +287,7 @@ def _continue_rows(
     outputs: Sequence[_Output],
 ) -> None:
     """Continue prompts (B, n), and append the tokens to `outputs`."""
-    ids = torch.from_numpy(prompts).to(model.backbone.mask_embedding.device)
+    ids = torch.from_numpy(prompts).to(model.backbone.device)
     sampler = TokenSampler(
         ids,
         seeds,

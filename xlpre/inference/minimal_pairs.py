@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from xlpre.common.plots import COLOURS, legend_label, new_axes, save_figure
+from xlpre.common.plots import COLORS, legend_label, new_axes, save_figure
 from xlpre.inference.scoring import TextScore, encode_texts
 from xlpre.text.readers import ByteCounter, json_rows
 from xlpre.text.tokenizer import Tokenizer
@@ -171,12 +171,12 @@ def draw_accuracies(accuracies: PairAccuracies, path: Path, title: str) -> None:
     for index, phenomenon in enumerate(sorted(accuracies.phenomena)):
         rows = [row for row, name in enumerate(names) if accuracies.phenomenon_of[name] == phenomenon]
         values = [accuracies.paradigms[names[row]] for row in rows]
-        colour, errors = COLOURS[index % len(COLOURS)], [value.standard_error for value in values]
+        color, errors = COLORS[index % len(COLORS)], [value.standard_error for value in values]
         label = f"{phenomenon.replace('_', ' ')} ({accuracies.phenomena[phenomenon].percent:.1f})"
         percents = [value.percent for value in values]
-        axes.errorbar(percents, rows, xerr=errors, fmt="none", color=colour)
+        axes.errorbar(percents, rows, xerr=errors, fmt="none", color=color)
         axes.plot(
-            percents, rows, "os^D"[index // len(COLOURS) % 4], markersize=4, color=colour, label=legend_label(label)
+            percents, rows, "os^D"[index // len(COLORS) % 4], markersize=4, color=color, label=legend_label(label)
         )
     axes.axvline(50, color="#9aa3ad", linewidth=0.8, linestyle="--")
     axes.axvline(accuracies.overall.percent, color="#333333", linewidth=0.8)

@@ -34,14 +34,14 @@ import torch
 from xlpre.batch import HIDDEN_RANK, Batch, make_batch
 from xlpre.data.window_layout import SEGMENT_A, SEGMENT_CLS
 from xlpre.inference.cloze import unmasked_batch
+from xlpre.inference.modes import SCORE_MODES, resolve_mode
 from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
-from xlpre.model.memory import BaseMemory, Memory, initial_memory
+from xlpre.model.memory import BaseMemory
+from xlpre.objectives.registry import resolve_objective
 from xlpre.text import special_tokens
 from xlpre.text.tokenizer import Tokenizer
 
-MODES = {"any-order": ("permutation",), "pll": ("permutation", "denoising"), "causal": ("causal",)}  # mode: objectives
-DEFAULT_MODE = {"permutation": "pll", "denoising": "pll", "causal": "causal"}
 N_ORDERS = 4
 WINDOW = 512  # tokens; attention memory grows with its square
 BATCH_TOKENS = 1024  # content and query rows of a forward pass
@@ -148,7 +148,7 @@ def score(
     Raises:
         ValueError: a text has no tokens; the mode does not fit the objective; or another argument is invalid.
     """
-    mode = resolve_mode(mode, resolve_objective(model, objective))
+    mode = resolve_mode(mode, resolve_objective(objective, model.backbone.two_streams), SCORE_MODES)
     for name, value in (("n_orders", n_orders), ("window", window), ("batch_tokens", batch_tokens)):
         if value < 1:
             raise ValueError(f"{name}={value} is invalid: it must be at least 1.")
@@ -156,7 +156,7 @@ def score(
     prefix_ids = np.empty(0, np.int64)
     if len(prefix):
         (prefix_ids,) = encode_texts(tokenizer, cast(Any, [prefix]), lambda _: "prefix")
-    check_vocabulary(model, tokenizer)
+    tokenizer.check_vocab_size(model.config.vocab_size)
     slots: dict[bytes, int] = {}  # equal texts are scored once, so that they tie exactly
     slot_of_text = [slots.setdefault(tokens.tobytes(), len(slots)) for tokens in ids]
     unique, n_prefix = [np.concatenate([prefix_ids, np.frombuffer(key, np.int64)]) for key in slots], len(prefix_ids)
@@ -222,55 +222,6 @@ def order_consistency(
         n_orders,
         n_tokens,
     )
-
-
-def check_vocabulary(model: LanguageModel, tokenizer: Tokenizer) -> None:
-    """Raise ValueError if the vocabulary has another size than that of the model."""
-    if len(tokenizer) != model.config.vocab_size:
-        raise ValueError(
-            f"tokenizer is invalid: it has {len(tokenizer)} pieces, but the model has vocab_size {model.config.vocab_size}. "
-            "Give the vocabulary that the model was trained with."
-        )
-
-
-def resolve_objective(model: LanguageModel, objective: str | None) -> str:
-    """Return the objective of a model.
-
-    Raises:
-        ValueError: a model with one stream and no `objective`, or a model of another objective.
-    """
-    two_streams = model.backbone.two_streams
-    names = [name for name in DEFAULT_MODE if (name == "permutation") == two_streams]
-    if objective is None and two_streams:
-        return "permutation"
-    if objective not in names:
-        streams = "two streams" if two_streams else "one stream"
-        raise ValueError(
-            f"objective={objective!r} is invalid: the model has {streams}. Set objective to {' or '.join(map(repr, names))}, "
-            "the one that it was trained with."
-        )
-    return objective
-
-
-def resolve_mode(mode: str | None, objective: str) -> str:
-    """Return `mode`, or the default mode of an objective if it is None.
-
-    Raises:
-        ValueError: an unknown mode, or a mode that does not fit the objective.
-    """
-    if mode is None:
-        return DEFAULT_MODE[objective]
-    if mode not in MODES:
-        raise ValueError(f"mode={mode!r} is invalid: it must be one of {', '.join(MODES)}.")
-    if objective not in MODES[mode]:
-        fitting = [name for name, objectives in MODES.items() if objective in objectives]
-        remedy = f"Set mode={' or '.join(fitting)}."
-        if mode == "causal" and "any-order" in fitting:
-            remedy = "Set mode=any-order with one order, which is the chain rule from left to right; or mode=pll."
-        raise ValueError(
-            f"mode={mode} is invalid for a {objective} model: it needs a {' or '.join(MODES[mode])} model. {remedy}"
-        )
-    return mode
 
 
 def encode_texts(
@@ -349,8 +300,8 @@ class _Scorer:
         prefix, backbone = texts[0][None, :n_prefix], self._model.backbone
         inputs = np.append(special_tokens.EOD, prefix[0, :-1])[None]
         batch = _after(_causal_batch(prefix, inputs, np.ones_like(inputs, bool)), 0, n_prefix)
-        memory = backbone.to_kv_cache(self._memory(1, n_prefix))
-        memory = backbone(batch.to(backbone.mask_embedding.device), memory)[1]
+        memory = backbone.to_kv_cache(backbone.initial_memory(1, n_prefix))
+        memory = backbone(batch.to(backbone.device), memory)[1]
         lengths, losses, n_done = _lengths(texts) - n_prefix, [np.empty((1, 0))] * len(texts), 0
         for length in np.unique(lengths):  # without padding, which would come between the prefix and the text
             of_length = np.flatnonzero(lengths == length)
@@ -379,7 +330,7 @@ class _Scorer:
             tokens, is_text = _pad([texts[text] for text in text_of_row[rows]])
             columns = position_of_row[rows] + is_text.argmax(1)
             batch = self._pll_batch(tokens, is_text, columns)
-            losses[rows] = self._losses(batch, self._memory(len(rows), 0))[0][:, 0]
+            losses[rows] = self._losses(batch, self._model.backbone.initial_memory(len(rows), 0))[0][:, 0]
             n_done += len(rows)
             self._report_progress(n_done, n_rows)
         for text in np.flatnonzero(is_long):
@@ -401,7 +352,7 @@ class _Scorer:
         """
         losses = np.empty(tokens.shape)
         is_long = tokens.shape[1] > self._window
-        initial = self._memory(len(tokens), self._mem_len if is_long else 0)
+        initial = self._model.backbone.initial_memory(len(tokens), self._mem_len if is_long else 0)
         memory = self._model.backbone.to_kv_cache(initial) if is_long else initial
         for start in range(0, tokens.shape[1], self._window):
             columns = slice(start, start + self._window)
@@ -412,7 +363,7 @@ class _Scorer:
 
     def _pll_of_long_text(self, text: np.ndarray, n_prefix: int) -> np.ndarray:
         """Return the (T - n_prefix,) losses of a text of several windows without its first tokens."""
-        losses, memory = [], self._memory(1, self._mem_len)
+        losses, memory = [], self._model.backbone.initial_memory(1, self._mem_len)
         for start in range(0, len(text), self._window):
             tokens = text[start : start + self._window]
             scored = np.arange(max(n_prefix - start, 0), len(tokens))
@@ -441,7 +392,7 @@ class _Scorer:
     def _losses(self, batch: Batch, memory: BaseMemory) -> tuple[np.ndarray, BaseMemory]:
         """Return the losses (B, P) of a batch, 0 where the target weight is 0, and the memory for the next window."""
         backbone = self._model.backbone
-        batch = batch.to(backbone.mask_embedding.device)
+        batch = batch.to(backbone.device)
         hidden, memory = backbone(batch, memory)
         is_target = batch.target_weights > 0
         parts = max(1, MAX_LOGITS // self._model.config.clusters[-1][1])
@@ -450,11 +401,6 @@ class _Scorer:
         losses = np.zeros(is_target.shape)
         losses[is_target.cpu().numpy()] = torch.cat(flat).double().cpu().numpy()
         return losses, memory
-
-    def _memory(self, rows: int, mem_len: int) -> Memory:
-        """Return empty memory."""
-        weight = self._model.backbone.mask_embedding
-        return initial_memory(self._model.config, rows, mem_len=mem_len, device=weight.device, dtype=weight.dtype)
 
     def _split_rows(self, lengths: np.ndarray, row_cost: int) -> Iterator[np.ndarray]:
         """Split rows into batches, the longest first. Texts of several windows share a batch only if they have the same length, because

@@ -27,7 +27,7 @@ from torch import Tensor
 from xlpre.batch import Batch, make_batch
 from xlpre.data.window_layout import SEGMENT_A, SEGMENT_CLS
 from xlpre.model.language_model import LanguageModel
-from xlpre.model.memory import BaseMemory, initial_memory
+from xlpre.model.memory import BaseMemory
 from xlpre.text import special_tokens
 
 
@@ -59,9 +59,8 @@ class TokenReader(ABC):
         """
 
     def _empty_cache(self, rows: int, n_columns: int) -> BaseMemory:
-        weight = self._model.backbone.mask_embedding
-        memory = initial_memory(self._model.config, rows, mem_len=n_columns, device=weight.device, dtype=weight.dtype)
-        return self._model.backbone.to_kv_cache(memory)
+        backbone = self._model.backbone
+        return backbone.to_kv_cache(backbone.initial_memory(rows, n_columns))
 
 
 class CausalReader(TokenReader):

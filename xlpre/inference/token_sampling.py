@@ -10,7 +10,6 @@ from torch import Tensor
 
 from xlpre.text import special_tokens
 
-N_SPECIAL = len(special_tokens.SPECIAL_TOKENS)
 GENERATED_SPECIAL = (special_tokens.EOD, special_tokens.EOP)  # the special tokens that occur in text
 
 
@@ -49,7 +48,7 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
 def never_generated(vocab_size: int, device: torch.device) -> Tensor:
     """Return (V,) bool, True for the special tokens that do not occur in text."""
     mask = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-    mask[:N_SPECIAL] = True
+    mask[: special_tokens.N_SPECIAL] = True
     mask[list(GENERATED_SPECIAL)] = False
     return mask
 
@@ -113,7 +112,7 @@ class TokenSampler:
 
     def _mark_seen(self, tokens: Tensor) -> None:
         self._seen.scatter_(1, tokens, True)
-        self._seen[:, :N_SPECIAL] = False
+        self._seen[:, : special_tokens.N_SPECIAL] = False
 
 
 def _generator(seed: Sequence[int]) -> torch.Generator:

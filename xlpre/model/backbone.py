@@ -19,7 +19,16 @@ from xlpre.model.initialization import initialize
 from xlpre.model.kernels.backend import check_backend, prepare_backend
 from xlpre.model.kernels.base import AttentionBackend
 from xlpre.model.layer import LAYERS
-from xlpre.model.memory import MAX_WINDOW_SIZES, BaseMemory, KeyValue, KVCache, Memory, Projection, WindowTerms
+from xlpre.model.memory import (
+    MAX_WINDOW_SIZES,
+    BaseMemory,
+    KeyValue,
+    KVCache,
+    Memory,
+    Projection,
+    WindowTerms,
+    initial_memory,
+)
 from xlpre.model.norm import layer_norm
 from xlpre.model.positions import SCHEMES, NoPositionEmbedding, SharedBiases
 from xlpre.model.two_stream import build_attention_meta, build_rows, select_output_rows
@@ -58,6 +67,21 @@ class Backbone(nn.Module):
         self.dropout = Dropout(config.dropout)
         self._run_layer: Callable[..., Tensor] = _call
         initialize(self, config)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return self.mask_embedding.device
+
+    def initial_memory(self, rows: int, mem_len: int | None = None) -> Memory:
+        """Return empty memory for the first window of `rows` batch rows, on the device and in the dtype of the weights.
+
+        Args:
+            rows: B.
+            mem_len: M. None uses `config.mem_len`. 0 disables memory.
+        """
+        like = self.mask_embedding
+        return initial_memory(self.config, rows, mem_len=mem_len, device=like.device, dtype=like.dtype)
 
     def enable_activation_checkpointing(self) -> None:
         """Recompute the activations of each layer in the backward pass instead of storing them."""
@@ -103,7 +127,7 @@ class Backbone(nn.Module):
         if not isinstance(batch, Batch) or not isinstance(memory, BaseMemory):
             raise ValueError(
                 f"inputs of type {type(batch).__name__} and {type(memory).__name__} are invalid: a model reads a Batch and a Memory. "
-                "Build them with xlpre.inference.cloze.unmasked_batch(token_ids) and initial_memory(config, rows=B, mem_len=0)."
+                "Build them with xlpre.inference.cloze.unmasked_batch(token_ids) and backbone.initial_memory(rows=B, mem_len=0)."
             )
         memory.check(self.config, len(batch.input_ids), self.mask_embedding)
         expected = (*batch.input_ids.shape, self.config.d_model)
@@ -132,7 +156,7 @@ class Backbone(nn.Module):
         if not isinstance(memory, Memory):
             raise ValueError(
                 f"memory of type {type(memory).__name__} is invalid: a KVCache is made from a Memory. "
-                "Pass initial_memory(config, rows=B)."
+                "Pass backbone.initial_memory(rows=B)."
             )
         if self.training or torch.is_grad_enabled():
             raise ValueError(

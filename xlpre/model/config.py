@@ -111,7 +111,9 @@ class ModelConfig:
                 optional = " Or set null." if type(self).__dataclass_fields__[name].default is None else ""
                 raise ValueError(f"model.{name}={value} is invalid: it must be at least {minimum}.{optional}")
         if self.n_layer > MAX_LAYERS:
-            raise ValueError(f"model.n_layer={self.n_layer} is invalid: it must be at most {MAX_LAYERS}.")
+            raise ValueError(
+                f"model.n_layer={self.n_layer} is invalid: it must be at most {MAX_LAYERS}. Set fewer layers."
+            )
         for name in ("norm_eps", "init_std"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"model.{name}={getattr(self, name)} is invalid: it must be positive.")

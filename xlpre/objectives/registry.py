@@ -52,3 +52,24 @@ def build_objective(config: ObjectiveConfig, data: DataConfig, starts_word: np.n
             f"{rest_len} tokens there. Set objective.partial_k={least:.1f} or more, or increase data.seq_len."
         )
     return OBJECTIVES[config.name](config, starts_word)
+
+
+def resolve_objective(objective: str | None, two_streams: bool) -> str:
+    """Return the objective of a model, of which only the number of streams is known.
+
+    Args:
+        objective: name of the objective. None: `permutation` if the model has two streams; other models need it.
+        two_streams: True if the model has a query stream.
+
+    Raises:
+        ValueError: there is no such objective with this number of streams.
+    """
+    fitting = [name for name, known in OBJECTIVES.items() if known.two_streams == two_streams]
+    if objective is None and len(fitting) == 1:
+        return fitting[0]
+    if objective not in fitting:
+        raise ValueError(
+            f"objective={objective!r} is invalid: the model has {'two streams' if two_streams else 'one stream'}. "
+            f"Set objective to {' or '.join(map(repr, fitting))}, the one that it was trained with."
+        )
+    return objective

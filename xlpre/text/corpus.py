@@ -59,7 +59,7 @@ class TextConfig:
         line_type: content of a line of text. `paragraphs`: a line is a paragraph. `<eop>` follows it, and sentence ends are detected in it.
             `sentences`: a line is one sentence, without `<eop>`, as in the input files of BERT and the released XLNet. `verbatim`: files
             of any name are one continuous text each, in which empty lines, spaces and line ends are kept and no `<eod>` is added, as in
-            language-modelling benchmarks. `FILE[BEGIN:END]` is a range of its bytes, as in `enwik8.gz[0:90000000]`. It needs a
+            language-modeling benchmarks. `FILE[BEGIN:END]` is a range of its bytes, as in `enwik8.gz[0:90000000]`. It needs a
             vocabulary of bytes, characters or words, and `val_source`.
         split: split of a hub dataset.
         max_chars: number of characters after which reading a source stops, at the end of a document. null: no limit.

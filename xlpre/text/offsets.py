@@ -61,7 +61,7 @@ def clean_text_with_offsets(text: str, preprocess: Preprocess) -> tuple[str, np.
     characters = _without_accents(_with_quotes(_with_single_spaces(text)))
     cleaned = "".join(character for character, _ in characters)
     if preprocess == "uncased":
-        cleaned = cleaned.lower()  # of the whole text: the lower case of a final sigma depends on its neighbours
+        cleaned = cleaned.lower()  # of the whole text: the lower case of a final sigma depends on its neighbors
         assert len(cleaned) == len(characters), "after NFKD, lower case changes no length"
     return cleaned, np.array([*(position for _, position in characters), len(text)])
 

@@ -1,4 +1,4 @@
-"""Vocabularies that are plain tables: bytes, characters and words, as in language-modelling benchmarks. Text is kept as it is.
+"""Vocabularies that are plain tables: bytes, characters and words, as in language-modeling benchmarks. Text is kept as it is.
 
 The vocabulary file is JSON: `format`, `format_version`, `kind`, and `pieces`, the pieces after the special tokens, most frequent
 first. A table of bytes has no `pieces`. As in Transformer-XL (kimiyoung/transformer-xl, vocabulary.py), words are separated by white
@@ -19,8 +19,8 @@ import numpy as np
 
 from xlpre.text.document import Document
 from xlpre.text.offsets import NO_POSITION, TokenOffsets, build_offsets
-from xlpre.text.special_tokens import EOP, NEWLINE_PIECE, SPECIAL_TOKENS, UNK, WORD_BOUNDARY
-from xlpre.text.tokenizer import N_SPECIAL, Tokenizer, TokenizerConfig
+from xlpre.text.special_tokens import EOP, N_SPECIAL, NEWLINE_PIECE, SPECIAL_TOKENS, UNK, WORD_BOUNDARY
+from xlpre.text.tokenizer import Tokenizer, TokenizerConfig
 
 FORMAT, FORMAT_VERSION = "xlpre vocabulary", 1
 UNKNOWN = "⁇"  # text of <unk>

@@ -26,8 +26,7 @@ from xlpre.text.sentence_boundaries import boundary_flags, concatenate_documents
 
 TokenizerKind = Literal["sentencepiece", "bytes", "characters", "words"]
 MIN_COVERAGE = 0.98  # the minimum that SentencePiece accepts
-N_SPECIAL = len(special_tokens.SPECIAL_TOKENS)
-N_BYTE_PIECES = N_SPECIAL + 256
+N_BYTE_PIECES = special_tokens.N_SPECIAL + 256
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,9 @@ class TokenizerConfig:
             raise ValueError(
                 f"tokenizer.min_count={self.min_count} is invalid: it must be at least 1. Set 1 to keep every piece."
             )
-        n_symbols = N_SPECIAL + (len(special_tokens.USER_DEFINED_SYMBOLS) if self.kind == "sentencepiece" else 0)
+        n_symbols = special_tokens.N_SPECIAL + (
+            len(special_tokens.USER_DEFINED_SYMBOLS) if self.kind == "sentencepiece" else 0
+        )
         if self.vocab_size <= n_symbols:
             raise ValueError(
                 f"tokenizer.vocab_size={self.vocab_size} is invalid: it must be above {n_symbols}, the number of special tokens and "
@@ -194,6 +195,14 @@ class Tokenizer(ABC):
         """Write the vocabulary file atomically."""
         with atomic_write(path) as partial:
             partial.write_bytes(self.content)
+
+    def check_vocab_size(self, vocab_size: int | None) -> None:
+        """Raise ValueError if the vocabulary has another size than that of a model."""
+        if len(self) != vocab_size:
+            raise ValueError(
+                f"tokenizer is invalid: it has {len(self)} pieces, but the model has vocab_size {vocab_size}. "
+                "Give the vocabulary that the model was trained with."
+            )
 
     @cached_property
     def sha256(self) -> str:

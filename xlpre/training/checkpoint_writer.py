@@ -145,10 +145,10 @@ class CheckpointWriter:
             ValueError: a weight is not finite. Nothing is written.
         """
         self.finish()
-        present = self._saved_best = self._new_best
+        current = self._saved_best = self._new_best
         self._new_best = None
-        if present is None or present.step != step:
-            present = StepWeights(step, self.gather_finite_weights(step, engine))
+        if current is None or current.step != step:
+            current = StepWeights(step, self.gather_finite_weights(step, engine))
         self._target = self._folder / f"step_{step:08d}"
         _, failure = self._comm.broadcast(_attempt(self._create_target) if is_rank_zero() else ({}, None))
         if failure:
@@ -171,7 +171,7 @@ class CheckpointWriter:
             "lanes": {_lanes_file(writer): lanes for writer, lanes in enumerate(lanes_by_rank) if lanes},
             **manifest,
         }
-        write = partial(self._write_files, present, moments, lane_tensors, write_model)
+        write = partial(self._write_files, current, moments, lane_tensors, write_model)
         self._work = self._thread.submit(_attempt, write)
 
     def keep_best(self, step: int, engine: Any) -> None:
@@ -261,7 +261,7 @@ class CheckpointWriter:
 
     def _write_files(
         self,
-        present: StepWeights,
+        current: StepWeights,
         moments: dict[str, Tensor],
         lane_tensors: dict[str, Tensor],
         write_model: ModelWriter,
@@ -271,7 +271,7 @@ class CheckpointWriter:
         files = {_moments_file(rank()): moments, _lanes_file(rank()): lane_tensors}
         entries = {name: write_tensors(target / name, tensors) for name, tensors in files.items() if tensors}
         if is_rank_zero():
-            model = write_model(present.step, target / MODEL_DIR, present.weights)
+            model = write_model(current.step, target / MODEL_DIR, current.weights)
             best = self._write_best_of_checkpoint(model, write_model)
             entries |= {f"{MODEL_DIR}/{name}": entry for name, entry in model.items()}
             entries |= {f"{BEST_DIR}/{name}": entry for name, entry in best.items()}

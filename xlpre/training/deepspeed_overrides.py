@@ -46,9 +46,11 @@ def check_overrides(overrides: Mapping[str, Any]) -> None:
     """
     for key in overrides:
         if key in OWNED_KEYS:
-            raise ValueError(f"deepspeed.{key} is decided by {OWNED_KEYS[key]}. Set {OWNED_KEYS[key]} instead.")
+            raise ValueError(
+                f"deepspeed.{key} is invalid: {OWNED_KEYS[key]} decides it. Set {OWNED_KEYS[key]} instead."
+            )
         if key not in KNOWN_KEYS:
-            suggestion = suggest_key(key, sorted(KNOWN_KEYS)) or f"the settings are {', '.join(sorted(KNOWN_KEYS))}"
+            suggestion = suggest_key(key, sorted(KNOWN_KEYS)) or "see the configuration reference of DeepSpeed"
             raise ValueError(f"deepspeed.{key} is invalid: DeepSpeed has no such setting; {suggestion}")
     zero = overrides.get("zero_optimization", {})
     _check_mapping("deepspeed.zero_optimization", zero, "stage: 2")

@@ -59,7 +59,7 @@ class Progress:
         """True after the last step, or when the time budget is spent."""
         return self.step >= self.train.steps or self.time_fraction >= 1
 
-    def warn_of_unfinished_warmup(self, schedule: ScheduleConfig) -> str:
+    def unfinished_warmup_warning(self, schedule: ScheduleConfig) -> str:
         """Return a warning if the time budget ended in the warm-up; else an empty string."""
         if self.time_fraction < 1 or not 0 < self.step <= schedule.warmup_steps:
             return ""

@@ -52,7 +52,7 @@ class RunLogger(ABC):
         self._begin_interval()
 
     @abstractmethod
-    def throughput(self, seconds: float, n_steps: int) -> dict[str, Any]:
+    def pop_throughput(self, seconds: float, n_steps: int) -> dict[str, Any]:
         """Return the metrics of speed over the last `n_steps` steps, which took `seconds`. Every process calls it once per metrics line."""
 
     @abstractmethod
@@ -71,7 +71,7 @@ class RunLogger(ABC):
         """Write the metrics since the last call. Every process must call it."""
         progress, elapsed = self._progress, time.monotonic() - self._since
         n_steps = progress.step - self._since_step
-        throughput = self.throughput(elapsed, n_steps)
+        throughput = self.pop_throughput(elapsed, n_steps)
         means = [torch.stack(losses).mean().item() for losses in zip(*self._losses, strict=True)]
         sums = zip(self._loss_names, progress.comm.all_reduce_sum(*means), strict=True)
         (memory,) = progress.comm.all_reduce_max(float(peak_memory_bytes(progress.engine.device)))

@@ -8,7 +8,7 @@ from typing import Any
 
 from pretrain.tools.ablation.measures import MARGIN, Measure, RunResult, is_comparable, main_measures, median_loss
 from pretrain.tools.paired_statistics import CONFIDENCE, Difference
-from xlpre.common.plots import COLOURS, new_axes
+from xlpre.common.plots import COLORS, new_axes
 
 
 def draw_losses(results: dict[str, list[RunResult]]) -> Any:
@@ -28,10 +28,10 @@ def draw_losses(results: dict[str, list[RunResult]]) -> Any:
         fill = "full" if is_comparable(results[row], base) else "none"
         for result in results[row]:
             marker = "o" if result.loss <= high else ">"
-            axes.plot(min(result.loss, high + margin), y, marker, color=COLOURS[0], fillstyle=fill, clip_on=False)
+            axes.plot(min(result.loss, high + margin), y, marker, color=COLORS[0], fillstyle=fill, clip_on=False)
         text = f"{median_loss(results[row]):.3f}"
         axes.text(1.03, y, text, transform=axes.get_yaxis_transform(), va="center", fontsize=9)
-    axes.axvline(median_loss(base), color=COLOURS[0], linewidth=1, label=f"median of {base_row}")
+    axes.axvline(median_loss(base), color=COLORS[0], linewidth=1, label=f"median of {base_row}")
     if low - margin <= baseline <= high + margin:
         axes.axvline(baseline, color="#b4442c", linestyle="--", linewidth=1, label="unigram baseline")
     is_other = [not is_comparable(results[row], base) for row in rows]
@@ -62,9 +62,9 @@ def draw_differences(measures: Mapping[str, Measure]) -> Any:
         rows = sorted(differences, key=lambda row: differences[row].mean, reverse=measure.is_loss)
         for y, row in enumerate(rows):
             each = differences[row]
-            colour = "#9aa3ad" if each.is_noise else COLOURS[0]
-            axes.plot([each.low, each.high], [y, y], color=colour, linewidth=1.5)
-            axes.plot(each.mean, y, "o", color=colour)
+            color = "#9aa3ad" if each.is_noise else COLORS[0]
+            axes.plot([each.low, each.high], [y, y], color=color, linewidth=1.5)
+            axes.plot(each.mean, y, "o", color=color)
         axes.axvline(0, color="#333333", linewidth=0.8)
         axes.set_yticks(range(len(rows)), rows)
         unit = "nats" if measure.is_loss else "percent"

@@ -185,7 +185,7 @@ class Ablation:
         for row in rows:
             if row not in config.rows:
                 raise ValueError(
-                    f"--rows {row} is invalid: {path} has the rows {', '.join(config.rows)}. Give one of them."
+                    f"--rows={row} is invalid: {path} has the rows {', '.join(config.rows)}. Give one of them."
                 )
         _check_overrides("", overrides, config.row_keys)
         self.path, self.name, self.base = path, path.stem, Path(_resolve(path, config.base))
@@ -195,7 +195,7 @@ class Ablation:
         self.num_seeds = config.num_seeds if num_seeds is None else num_seeds
         if self.num_seeds < 1:
             raise ValueError(
-                f"--seeds {self.num_seeds} is invalid: it must be at least 1. Leave it out to use num_seeds of the file."
+                f"--seeds={self.num_seeds} is invalid: it must be at least 1. Leave it out to use num_seeds of the file."
             )
         self.seeds = range(1, self.num_seeds + 1)
         if only_pretraining and config.model:

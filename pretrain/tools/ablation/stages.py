@@ -1,6 +1,6 @@
 """Stages of the rows of an ablation: pretraining, evaluation on minimal pairs and on text, and fine-tuning. Each is one command.
 
-A stage is finished when its result exists and belongs to its settings and to the present weights of its model. The stages that read a
+A stage is finished when its result exists and belongs to its settings and to the current weights of its model. The stages that read a
 model save both in inputs.json, beside the result.
 """
 
@@ -153,9 +153,9 @@ class Pretraining(Stage):
     def check_settings(self) -> None:
         """Raise ValueError if the run in the folder has other settings than its row."""
         for key, values in changed_settings(self.config, with_length=True).items():
-            saved, present = map(as_yaml, values)
+            saved, current = map(as_yaml, values)
             raise ValueError(
-                f"row {self.row}: {key}={present} is invalid: {self.folder} was trained with {key}={saved}. "
+                f"row {self.row}: {key}={current} is invalid: {self.folder} was trained with {key}={saved}. "
                 f"Set {key}={saved}, rename the row, or remove that folder."
             )
 
@@ -210,8 +210,8 @@ class ModelStage(Stage, ABC):
         """Settings, and a checksum of the weights of the model."""
         return {"settings": self.settings, "weights": _weights_checksum(self.model) if self.reads_weights else None}
 
-    def has_present_inputs(self) -> bool:
-        """Return True if the folder belongs to the present inputs, or was not written by an ablation."""
+    def inputs_match(self) -> bool:
+        """Return True if the folder belongs to the current inputs, or was not written by an ablation."""
         saved = self.folder / INPUTS_FILE
         return not saved.exists() or json.loads(saved.read_text("utf-8")) == self.inputs
 
@@ -244,8 +244,8 @@ class Evaluation(ModelStage):
                 raise ValueError(f"{path} is invalid: there is no such file or folder. Correct the path.")
 
     def is_finished(self) -> bool:
-        """Return True if the result is of the present arguments and weights."""
-        return self.result_file.exists() and self.has_present_inputs()
+        """Return True if the result is of the current arguments and weights."""
+        return self.result_file.exists() and self.inputs_match()
 
     def prepare(self) -> None:
         """Remove the result of other arguments or weights, and save the inputs."""
@@ -354,12 +354,12 @@ class Finetuning(ModelStage):
         read_examples(self.config)
 
     def is_finished(self) -> bool:
-        """Return True if all seeds have a result of the present settings and weights, and the summary is written."""
+        """Return True if all seeds have a result of the current settings and weights, and the summary is written."""
         return (self.folder / "table.csv").exists() and len(self.read()) == len(self.seeds)
 
     def read(self) -> dict[int, Result]:
         """Return the results of the finished seeds."""
-        if not self.has_present_inputs():
+        if not self.inputs_match():
             return {}
         paths = {seed: seed_folder(self.folder, seed) / RESULT for seed in self.seeds}
         return {seed: Result.read(path) for seed, path in paths.items() if path.exists()}
@@ -372,7 +372,7 @@ class Finetuning(ModelStage):
 
     def prepare(self) -> None:
         """Remove a run with other settings or other pretrained weights, and save the inputs of a new run."""
-        if not self.has_present_inputs():
+        if not self.inputs_match():
             # if a fine-tuning is running in the folder, the command will refuse to start
             with suppress(ValueError), lock_dir(self.folder, ""), atomic_dir(self.folder) as folder:
                 self.save_inputs(folder)

@@ -72,7 +72,7 @@ def test_arguments_may_stand_between_settings():
             "To build on another file, add the line `extends: OTHER.yaml` to yours.",
         ),
         ("--config", "--config is invalid: it has no value. Write the value after it."),
-        ("--help modle", "--help modle is invalid: it must be one of run, text, tokenizer, data, objective, model, memory, optim, "
+        ("--help modle", "--help=modle is invalid: it must be one of run, text, tokenizer, data, objective, model, memory, optim, "
          "schedule, train, eval, or all."),
         ("optim.lr=", "optim.lr= is invalid: the value is empty; it must be a number."),
         ("eval.sentences=", "eval.sentences= is invalid: the value is empty; it must be a list such as [a, b]."),

@@ -139,7 +139,7 @@ def test_the_command_exports_before_it_uploads_and_keeps_the_export_of_a_failed_
     assert {"README.md", "config.json", "model.safetensors"} <= {path.name for path in target.iterdir()}
     assert '"me/mine"' in (target / "README.md").read_text()
     for invalid in ("mine", "me/", "me/mi ne", "a/b/c"):
-        with pytest.raises(ValueError, match=f"^--push {invalid} is invalid: .* Write OWNER/NAME"):
+        with pytest.raises(ValueError, match=f"^--push={invalid} is invalid: .* Write OWNER/NAME"):
             main([str(source), str(tmp_path / "other"), "--push", invalid])
     assert not (tmp_path / "other").exists()
     hub = use(monkeypatch, FakeHub())

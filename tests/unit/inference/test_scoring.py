@@ -218,7 +218,7 @@ def test_text_is_encoded_and_progress_is_reported(tokenizer):
         ("permutation", {"mode": "causal"}, "mode=causal is invalid for a permutation model.* Set mode=any-order with one order"),
         ("denoising", {"mode": "any-order"}, "mode=any-order is invalid for a denoising model.* Set mode=pll"),
         ("causal", {"mode": "pll"}, "mode=pll is invalid for a causal model.* Set mode=causal"),
-        ("permutation", {"mode": "mlm"}, "mode='mlm' is invalid: it must be one of any-order, pll, causal"),
+        ("permutation", {"mode": "mlm"}, "mode=mlm is invalid for a permutation model: its modes are pll, any-order"),
         ("permutation", {"n_orders": 0}, "n_orders=0 is invalid"),
         ("permutation", {"window": 0}, "window=0 is invalid"),
         ("permutation", {"texts": [np.array([9]), np.array([], int)]}, r"texts\[1\]=.* is invalid: a text needs at least one token"),

@@ -53,11 +53,19 @@ def test_a_custom_objective_gives_a_batch(loader_of):  # noqa: F811
         ("target_positions", lambda x: x - 60, "be between 0 and 63"),
         ("target_positions", lambda x: x[:, ::-1], "increase strictly in each row"),
         ("target_positions", lambda x: x * 0, "increase strictly in each row"),
-        ("target_positions", lambda x: x.astype(np.int32), "Batch.target_positions is (4, 9) torch.int32. It must be"),
-        ("targets", lambda x: x.tolist(), "ModelInputs.targets is ["),
-        ("targets", lambda x: x[:, :2], "ModelInputs.targets has shape (4, 2)"),
-        ("query_rank", lambda x: x.astype(np.int64), "Batch.query_rank is (4, 64) torch.int64. It must be"),
-        ("key_rank", lambda x: x[0], "ModelInputs.key_rank is "),
+        (
+            "target_positions",
+            lambda x: x.astype(np.int32),
+            "Batch.target_positions of shape (4, 9) and torch.int32 is invalid: it must be",
+        ),
+        ("targets", lambda x: x.tolist(), "ModelInputs.targets=["),
+        ("targets", lambda x: x[:, :2], "ModelInputs.targets of shape (4, 2) is invalid"),
+        (
+            "query_rank",
+            lambda x: x.astype(np.int64),
+            "Batch.query_rank of shape (4, 64) and torch.int64 is invalid: it must be",
+        ),
+        ("key_rank", lambda x: x[0], "ModelInputs.key_rank="),
     ],
 )
 def test_invalid_model_inputs_are_refused_by_field_name(loader_of, name, change, message):  # noqa: F811

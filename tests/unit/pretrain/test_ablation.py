@@ -95,7 +95,7 @@ def test_a_run_with_other_settings_than_its_row_is_refused(write):
         ({"a": ["model.memlen=0"]}, [], r"row a: .*model.memlen.*model.mem_len"),
         ({"a": [], "b": ["train.steps=0"]}, [], r"row b: .*train.steps.*at least 1"),
         ({"a": [], "b": ["seed=3"]}, [], r"row b: seed=3 is invalid"),
-        ({"a": []}, ["c"], r"--rows c is invalid: .*the rows a\b"),
+        ({"a": []}, ["c"], r"--rows=c is invalid: .*the rows a\b"),
         ({"a/b": []}, [], r"row 'a/b' is invalid: .*slash"),
         ({}, [], r"`base:`"),
     ],
@@ -142,9 +142,9 @@ def test_an_error_of_the_base_file_is_not_one_of_a_row(write):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--seeds", "0"], r"--seeds 0 is invalid"),
-        (["--jobs", "0"], r"--jobs 0 is invalid"),
-        (["--processes", "0"], r"--processes 0 is invalid"),
+        (["--seeds", "0"], r"--seeds=0 is invalid"),
+        (["--jobs", "0"], r"--jobs=0 is invalid"),
+        (["--processes", "0"], r"--processes=0 is invalid"),
         (["--processes", "3"], r"row a with --processes 3: train.global_batch_size=32 .*30"),
     ],
 )

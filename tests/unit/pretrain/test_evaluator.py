@@ -10,7 +10,7 @@ import torch
 
 from pretrain.config import EvalConfig, PretrainConfig
 from pretrain.trainer import evaluator
-from pretrain.trainer.config_warnings import warn_of_backward_text, warn_of_small_validation_text
+from pretrain.trainer.config_warnings import backward_text_warning, small_validation_text_warning
 from pretrain.trainer.logger import TrainLogger
 from tests.conftest import refused
 from tests.unit.model.conftest import make_model
@@ -125,7 +125,7 @@ def test_bits_per_byte_are_relative_to_the_text_of_the_targets(store, tokenizer,
 )
 def test_the_note_on_targets_names_both_fractions_if_they_differ(name, train_k, val_k, expected):
     objective = ObjectiveConfig(name=name, partial_k=train_k)
-    note = evaluator.compare_targets(PretrainConfig(objective=objective, eval=EvalConfig(partial_k=val_k)))
+    note = evaluator.target_fraction_note(PretrainConfig(objective=objective, eval=EvalConfig(partial_k=val_k)))
     assert re.search(expected, note)
 
 
@@ -148,7 +148,7 @@ def test_a_model_that_stays_at_word_frequencies_is_reported_with_a_remedy(loss, 
         optim=PretrainOptimConfig(lr=2e-3), schedule=ScheduleConfig(warmup_steps=40), model=ModelConfig()
     )
     result = evaluator.EvalResult(loss, 6.87, 0.0, 2.0, 100, {})
-    assert re.search(expected, evaluator.warn_of_plateau(config, result, step, tokens))
+    assert re.search(expected, evaluator.plateau_warning(config, result, step, tokens))
 
 
 def test_a_small_validation_text_is_reported(store, documents, tokenizer, tmp_path):
@@ -156,16 +156,16 @@ def test_a_small_validation_text_is_reported(store, documents, tokenizer, tmp_pa
         data=DataConfig(store_dir="x", seq_len=32, reuse_len=16), eval=EvalConfig(batch_size=2, num_windows=3)
     )
     n_windows = (len(store.validation) - config.data.lookahead) // config.data.reuse_len // 2
-    assert not warn_of_small_validation_text(config, store)
+    assert not small_validation_text_warning(config, store)
     for windows, expected in ((n_windows, ""), (n_windows + 1, f"{len(store.validation):,} tokens (")):
         changed = dataclasses.replace(config, eval=EvalConfig(batch_size=2, num_windows=windows))
-        assert expected in warn_of_small_validation_text(changed, store)
+        assert expected in small_validation_text_warning(changed, store)
         assert evaluator.val_lanes(changed, store)[1] == n_windows
-        assert bool(warn_of_small_validation_text(changed, store)) == bool(expected)
+        assert bool(small_validation_text_warning(changed, store)) == bool(expected)
     few = write_store(tmp_path / "few", documents[:300], tokenizer, 0.01, {"source": "docstrings"}, {})
     n_documents = few.meta["val_n_documents"]
     assert 0 < n_documents < 16
-    warning = warn_of_small_validation_text(config, few)
+    warning = small_validation_text_warning(config, few)
     assert re.match(
         rf"warning: the validation text has {n_documents} documents?\b.*; val loss will be noisy\. Raise", warning
     )
@@ -174,7 +174,7 @@ def test_a_small_validation_text_is_reported(store, documents, tokenizer, tmp_pa
 def test_only_a_causal_model_of_reversed_text_gets_a_warning():
     def warning(objective: str, bidirectional: bool) -> str:
         data = DataConfig(store_dir="x", seq_len=32, reuse_len=32, bidirectional=bidirectional)
-        return warn_of_backward_text(PretrainConfig(data=data, objective=ObjectiveConfig(name=objective)))
+        return backward_text_warning(PretrainConfig(data=data, objective=ObjectiveConfig(name=objective)))
 
     assert "Set data.bidirectional=false" in warning("causal", True)
     assert not warning("causal", False) and not warning("permutation", True)

@@ -22,7 +22,7 @@ def test_pretraining_sees_initial_zeros_until_a_lane_moves_to_another_position(s
             train=TrainConfig(steps=1, global_batch_size=4),
         )
         inputs = RunInputs(config)
-        model = make_model(vocab_size=inputs.weight_init.shape.vocab_size, mem_len=40)
+        model = make_model(vocab_size=inputs.weight_init.model_config.vocab_size, mem_len=40)
         memory, losses[initial] = initial_memory(model.config, 4, initial=initial), []
         for step in range(n_runs * windows_per_run):
             loss, memory = model(inputs.loader.batch(step, range(4)), memory)

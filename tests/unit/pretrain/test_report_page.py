@@ -67,7 +67,7 @@ def test_a_finetuning_or_ablation_has_a_page_with_its_table_and_plots(tmp_path):
     page = write_report(tmp_path).read_text()
     assert "<th>median</th>" in page and "<td>&lt;0.75&gt;</td>" in page
     assert "<h2>curves</h2><img alt='curves.png' src='data:image/png;base64,iVBOR" in page
-    with pytest.raises(ValueError, match=r"--against other is invalid: "):
+    with pytest.raises(ValueError, match=r"--against=other is invalid: "):
         write_report(tmp_path, [Path("other")])
 
 

@@ -28,9 +28,9 @@ def test_the_head_of_next_sentence_prediction_is_loaded_if_the_folder_has_it(
     args = tiny_args(store, tmp_path, init_from=tmp_path / kind, objective__next_sentence=str(next_sentence).lower())
     weight_init = RunInputs(load_config(PretrainConfig, None, args)).weight_init
     torch.manual_seed(1)
-    new = dict(LanguageModel(weight_init.shape, True, next_sentence).named_parameters())
+    new = dict(LanguageModel(weight_init.model_config, True, next_sentence).named_parameters())
     torch.manual_seed(1)
-    model = weight_init.build_model(partial(LanguageModel, weight_init.shape, True, next_sentence))
+    model = weight_init.build_model(partial(LanguageModel, weight_init.model_config, True, next_sentence))
     for name, parameter in model.named_parameters():
         is_new = kind == "huggingface" and name.startswith("auxiliary_heads.")
         assert torch.equal(parameter, (new if is_new else weights)[name])
@@ -44,5 +44,5 @@ def test_a_setting_of_the_config_file_counts_even_if_it_equals_the_default(store
     args = [arg for arg in tiny_args(store, tmp_path, init_from=tmp_path / "model") if not arg.startswith("model.")]
     explicit_keys = ExplicitKeys(file=frozenset({"model.mem_len", "model.n_layer", "model.clamp_len"}))
     weight_init = RunInputs(load_config(PretrainConfig, None, args), explicit_keys).weight_init
-    assert weight_init.shape == dataclasses.replace(shape, mem_len=384, clamp_len=None)
+    assert weight_init.model_config == dataclasses.replace(shape, mem_len=384, clamp_len=None)
     assert weight_init.description.endswith(f"instead of the configured ones: n_layer={shape.n_layer} (12)")

@@ -59,10 +59,10 @@ def test_a_time_budget_that_ends_in_the_warmup_is_reported(make_progress):
     manifest = {"step": 4, "train_seconds": 3600.0, "counters": {"skipped_steps": 0}}
     progress = make_progress(manifest=manifest, hours=1.0)
     run_step(progress)
-    assert re.search(r"at step 5, .*Raise train.hours", progress.warn_of_unfinished_warmup(ScheduleConfig(5)))
-    assert not progress.warn_of_unfinished_warmup(ScheduleConfig(4))
+    assert re.search(r"at step 5, .*Raise train.hours", progress.unfinished_warmup_warning(ScheduleConfig(5)))
+    assert not progress.unfinished_warmup_warning(ScheduleConfig(4))
     progress = make_progress(manifest=manifest, hours=2.0)
-    assert not progress.warn_of_unfinished_warmup(ScheduleConfig(5))
+    assert not progress.unfinished_warmup_warning(ScheduleConfig(5))
 
 
 def test_the_clock_resumes_from_the_checkpoint(make_progress):

@@ -78,7 +78,7 @@ def test_an_empty_list_of_answers_in_a_test_file_is_a_label_only_beside_an_answe
     (tmp_path / "test.json").write_text(json.dumps(content(*questions)))
     examples = build(tmp_path, version, test=["test.json"]).read_split("test")
     assert [example.label for example in examples] == labels
-    assert Split("test", examples, []).is_labelled == (None not in labels)
+    assert Split("test", examples, []).is_labeled == (None not in labels)
 
 
 def test_a_line_without_answers_has_no_label(tmp_path):

@@ -5,7 +5,7 @@ from matplotlib import image
 from matplotlib.colors import to_rgb
 
 from finetune.trainer.plots import plot_confusion, plot_learning_curves
-from xlpre.common.plots import COLOURS
+from xlpre.common.plots import COLORS
 
 
 def test_special_characters_in_a_label_are_not_read_as_markup(tmp_path):
@@ -25,6 +25,6 @@ def test_the_loss_of_a_run_with_a_single_metrics_line_is_plotted(tmp_path):
     lines = [{"step": 0, "dev/accuracy": 0.5}, {"step": 6, "dev/accuracy": 0.6}, {"step": 6, "loss": 0.7, "lr": 0.1}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     plot_learning_curves(tmp_path / "curves.png", [tmp_path], "dev/accuracy")
-    is_line = np.isclose(image.imread(tmp_path / "curves.png")[..., :3], to_rgb(COLOURS[0]), atol=0.02).all(-1)
+    is_line = np.isclose(image.imread(tmp_path / "curves.png")[..., :3], to_rgb(COLORS[0]), atol=0.02).all(-1)
     left, _ = np.hsplit(is_line, [is_line.shape[1] // 2])
     assert left.any()
