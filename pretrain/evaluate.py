@@ -29,12 +29,20 @@ import argparse
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xlpre.common.cli_main import run_main
 from xlpre.common.launcher import read_launcher
 from xlpre.common.plots import check_output_files
 from xlpre.config.cli import CommandParser
+
+if TYPE_CHECKING:
+    import torch
+
+    from pretrain.config import PretrainConfig
+    from xlpre.conversion.model_folder import ModelFolder
+    from xlpre.data.window_layout import DataConfig
+    from xlpre.inference.evaluation import HeldOutText
 
 MINIMUM = {"batch_size": 1, "processes": 1, "orders": 1, "seed": 0, "consistency": 0, "max_tokens": 1, "clamp_len": 1}
 LENGTHS = "128,256,400,800"
@@ -132,34 +140,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse(argv)
     mem_lens = check_options(args)
 
-    import torch
+    from pretrain.tools.held_out import open_model, read_run_config, read_text, text_config
+    from xlpre.inference.evaluation import eval_windows
 
-    from pretrain.tools.held_out import (
-        Job,
-        describe_text,
-        draw_memory_curve,
-        open_model,
-        read_run_config,
-        read_text,
-        run_evaluations,
-        run_in_job,
-        text_config,
-        to_rows,
-    )
-    from pretrain.tools.text_scores import ProgressBar
-    from xlpre.common.tables import to_text
-    from xlpre.inference.evaluation import EvalSettings, eval_windows, sample_sentences
-    from xlpre.inference.modes import EVAL_MODES, resolve_mode
-    from xlpre.inference.scoring import order_consistency
-    from xlpre.training.distributed import (
-        Comm,
-        destroy_process_group,
-        device_type,
-        is_rank_zero,
-        select_device,
-        use_device,
-        world_size,
-    )
+    device = _select_device(args)
+    overrides = {name: value for name in ("clamp_len", "attention_span") if (value := getattr(args, name)) is not None}
+    folder, config = open_model(args.model, overrides), read_run_config(args.model)
+    data = eval_windows(config.data, folder.objective, config.data.seq_len if args.seq_len is None else args.seq_len)
+    source = text_config(config, args.column, args.row_type, args.line_type)
+    text = read_text(args.text, folder.require_tokenizer(args.model), args.model, source, args.max_tokens)
+    record = {"model": args.model, "text": args.text, "objective": folder.objective, **overrides}
+    if args.compare:
+        _compare(args, folder, text, data.seq_len, device, record)
+    else:
+        _evaluate(args, mem_lens, overrides, folder, config, text, data, device, record)
+
+
+def _select_device(args: argparse.Namespace) -> torch.device:
+    """Return the device of this process. Raise ValueError if it does not fit the number of processes."""
+    from xlpre.training.distributed import device_type, select_device, use_device, world_size
 
     is_job, selected = world_size() > 1, select_device(args.device)
     if is_job and selected.type != device_type():
@@ -167,52 +166,89 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"--device={args.device} is invalid with several processes: each one uses a GPU if there are any. Leave it out, or set "
             "CUDA_VISIBLE_DEVICES= to hide GPUs."
         )
+    if args.compare and (is_job or args.processes > 1):
+        raise ValueError(
+            "--compare=sliding is invalid with several processes: it measures one. Start it in one process."
+        )
     device = use_device() if is_job else selected
     if args.processes > 1 and (is_job or device.type == "cuda"):
         raise ValueError(
             f"--processes={args.processes} is invalid: it starts processes on the CPU of one machine. Leave it out. "
             "`torchrun --nproc_per_node N` starts a process per GPU."
         )
-    overrides = {name: value for name in ("clamp_len", "attention_span") if (value := getattr(args, name)) is not None}
-    folder, config = open_model(args.model, overrides), read_run_config(args.model)
+    return device
+
+
+def _compare(
+    args: argparse.Namespace,
+    folder: ModelFolder,
+    text: HeldOutText,
+    seq_len: int,
+    device: torch.device,
+    record: dict[str, Any],
+) -> None:
+    """Compare cached evaluation with a sliding window."""
+    from pretrain.tools.sliding_comparison import compare_sliding, comparison_rows, draw_comparisons
+    from pretrain.tools.text_scores import ProgressBar
+    from xlpre.common.tables import to_text
+
+    lengths = parse_lengths("--lengths", args.lengths or LENGTHS)
+    with ProgressBar(None, "turn") as progress:
+        comparisons = compare_sliding(folder, text.data.tokens, lengths, seq_len, device, progress.report)
+    if args.picture:
+        draw_comparisons(comparisons, args.picture, f"{args.model}, cached evaluation and sliding window")
+    heading = f"{args.model} on {' '.join(args.text)}: {comparisons[0].n_compared} tokens predicted in both ways"
+    write_results(args, record, comparisons, f"{heading}\n\n{to_text(comparison_rows(comparisons))}")
+
+
+def _evaluate(
+    args: argparse.Namespace,
+    mem_lens: list[int] | None,
+    overrides: dict[str, Any],
+    folder: ModelFolder,
+    config: PretrainConfig,
+    text: HeldOutText,
+    data: DataConfig,
+    device: torch.device,
+    record: dict[str, Any],
+) -> None:
+    """Evaluate with each length of memory."""
+    import torch
+
+    from pretrain.tools.held_out import (
+        Job,
+        describe_text,
+        draw_memory_curve,
+        run_evaluations,
+        run_in_job,
+        to_rows,
+    )
+    from pretrain.tools.text_scores import ProgressBar
+    from xlpre.common.tables import to_text
+    from xlpre.inference.evaluation import EvalSettings, sample_sentences
+    from xlpre.inference.modes import EVAL_MODES, resolve_mode
+    from xlpre.inference.scoring import N_SYMBOLS, order_consistency
+    from xlpre.training.distributed import Comm, destroy_process_group, is_rank_zero, world_size
+
     mode, tokenizer = resolve_mode(args.mode, folder.objective, EVAL_MODES), folder.require_tokenizer(args.model)
-    data = eval_windows(config.data, folder.objective, config.data.seq_len if args.seq_len is None else args.seq_len)
     default_mem_len = folder.config.mem_len if config.eval.mem_len is None else config.eval.mem_len
     settings = [
         EvalSettings(
-            mode,
-            data,
-            mem_len,
-            config.memory.at_document_end,
-            config.eval.partial_k or config.objective.partial_k,
-            config.objective.perm_size,
-            args.orders,
-            args.seed,
-            args.batch_size,
+            mode=mode,
+            data=data,
+            mem_len=mem_len,
+            at_document_end=config.memory.at_document_end,
+            partial_k=config.eval.partial_k or config.objective.partial_k,
+            perm_size=config.objective.perm_size,
+            n_orders=args.orders,
+            seed=args.seed,
+            batch_size=args.batch_size,
         )
         for mem_len in mem_lens or [default_mem_len]
     ]
-    source = text_config(config, args.column, args.row_type, args.line_type)
-    text = read_text(args.text, tokenizer, args.model, source, args.max_tokens)
-    record = {"model": args.model, "text": args.text, "objective": folder.objective, **overrides}
-    if args.compare:
-        if is_job or args.processes > 1:
-            raise ValueError(
-                "--compare=sliding is invalid with several processes: it measures one. Start it in one process."
-            )
-        from pretrain.tools.sliding_comparison import compare_sliding, comparison_rows, draw_comparisons
-
-        lengths = parse_lengths("--lengths", args.lengths or LENGTHS)
-        with ProgressBar(None, "turn") as progress:
-            comparisons = compare_sliding(folder, text.data.tokens, lengths, data.seq_len, device, progress.report)
-        if args.picture:
-            draw_comparisons(comparisons, args.picture, f"{args.model}, cached evaluation and sliding window")
-        heading = f"{args.model} on {' '.join(args.text)}: {comparisons[0].n_compared} tokens predicted in both ways"
-        write_results(args, record, comparisons, f"{heading}\n\n{to_text(comparison_rows(comparisons))}")
-        return
     job = Job(args.model, overrides, text, settings, str(device))
     with ProgressBar(None, "unit", is_rank_zero()) as progress:
-        if is_job:
+        if world_size() > 1:
             # processes with short documents wait for those with long ones; the launcher notices one that has died
             torch.distributed.init_process_group("gloo", timeout=timedelta(days=30))
             comm = Comm()
@@ -225,10 +261,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not is_rank_zero():
         return
     spread = ""
-    sentences = sample_sentences(text.data, args.consistency, data.seq_len - 2)
+    max_len = data.seq_len - N_SYMBOLS
+    sentences = sample_sentences(text.data, args.consistency, max_len)
     if folder.objective == "permutation" and sentences:
+        model = folder.model().to(device)
         consistency = order_consistency(
-            folder.model().to(device), tokenizer, sentences, max(args.orders, 2), seed=args.seed, window=data.seq_len
+            model, tokenizer, sentences, max(args.orders, 2), seed=args.seed, window=max_len
         )
         record |= {"order_std": consistency.std_per_token, "order_n_sentences": len(sentences)}
         spread = (
