@@ -77,12 +77,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.text, args.overrides = None, [args.text, *args.overrides]
     check_options(args)
 
-    from pretrain.tools.explanation import explain, explain_example, load_tokenizer, save_picture, to_text
+    from pretrain.tools.explanation import explain, explain_example, find_tokenizer, save_picture, to_text
 
     run = explain_example if args.text is None else partial(explain, args.text)
     if args.model is None:
         config = load_config(PretrainConfig, args.config, args.overrides)
-        explanation = run(load_tokenizer(config), config, args.step, args.backward)
+        explanation = run(find_tokenizer(config), config, args.step, args.backward)
         print(to_text(explanation))
         if args.picture:
             save_picture(explanation, args.picture)

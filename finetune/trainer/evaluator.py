@@ -30,12 +30,12 @@ def predict_split(model: TaskModel, split: Split, batch_size: int, overhead_toke
     outputs: list[dict[str, np.ndarray]] = []
     with without_dropout(model):
         for batch in sampler.eval_batches(batch_size):
-            of_batch = {name: _to_numpy(x) for name, x in model.predict(batch.to(model.backbone.device)).items()}
+            batch_outputs = {name: _to_numpy(x) for name, x in model.predict(batch.to(model.backbone.device)).items()}
             if not split.is_labeled:
-                of_batch.pop("loss", None)  # other batches may lack labels, and so the loss
+                batch_outputs.pop("loss", None)  # other batches may lack labels, and so the loss
             is_feature = batch.indices != FILLER
             indices.append(batch.indices[is_feature])
-            outputs.append({name: x[is_feature] for name, x in of_batch.items()})
+            outputs.append({name: x[is_feature] for name, x in batch_outputs.items()})
     gathered = _gather(indices, outputs, len(split.features), comm)
     if any(np.isnan(x).any() for x in gathered.values()):
         raise ValueError(

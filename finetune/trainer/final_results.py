@@ -75,10 +75,10 @@ def finalize_run(inputs: RunInputs, seed: int, steps: int, train_seconds: float,
             save_task_model(folder / BEST, saved)
         tuned_task = _build_tuned_task(inputs, saved)
         metrics: dict[str, float] = {}
-        for number, (split, of_split) in enumerate(zip(inputs.dev, outputs, strict=True)):
-            values = _compute_metrics(tuned_task, split, of_split) if number else first_metrics
+        for number, (split, split_outputs) in enumerate(zip(inputs.dev, outputs, strict=True)):
+            values = _compute_metrics(tuned_task, split, split_outputs) if number else first_metrics
             metrics |= {f"{split.name}/{name}": value for name, value in values.items()}
-            write_text(folder / f"{split.name}.jsonl", to_jsonl(tuned_task.to_predictions(split, of_split)))
+            write_text(folder / f"{split.name}.jsonl", to_jsonl(tuned_task.to_predictions(split, split_outputs)))
         result = Result(
             name=inputs.config.name,
             task=task.name,
@@ -142,11 +142,11 @@ def _write_test_predictions(
     predictions: dict[str, list[Prediction]] = {}
     shutil.rmtree(folder, ignore_errors=True)  # it may contain predictions for other test examples
     folder.mkdir(parents=True)
-    for split, of_split in zip(splits, outputs, strict=True):
-        predictions[split.name] = task.to_predictions(split, of_split)
+    for split, split_outputs in zip(splits, outputs, strict=True):
+        predictions[split.name] = task.to_predictions(split, split_outputs)
         write_text(folder / f"{split.name}.jsonl", to_jsonl(predictions[split.name]))
         if split.is_labeled:
-            values = _compute_metrics(task, split, of_split)
+            values = _compute_metrics(task, split, split_outputs)
             metrics |= {f"{split.name}/{name}": value for name, value in values.items()}
         elif n_labeled := sum(example.label is not None for example in split.examples):
             print(

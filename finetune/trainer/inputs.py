@@ -93,7 +93,7 @@ class RunInputs:
             return [self.task.encode(examples[split], self.tokenizer) for split in splits]
 
         features = encode_once_per_machine(encode, join(self.model_config)) if join else encode()
-        encoded = [Split(split, examples[split], of_split) for split, of_split in zip(splits, features, strict=True)]
+        encoded = [Split(split, examples[split], rows) for split, rows in zip(splits, features, strict=True)]
         self.train, n_dev = encoded[0], len(self.task.dev_splits)
         self.dev, self.test = encoded[1 : 1 + n_dev], encoded[1 + n_dev :]
         self.config = _resolve(

@@ -28,13 +28,11 @@ from xlpre.text.load_tokenizer import tokenizer_from_config
 from xlpre.text.tokenizer import Tokenizer
 
 SEGMENT_NAMES = {SEGMENT_A: "A", SEGMENT_B: "B", SEGMENT_CLS: "cls"}
-SELF_ONLY, VISIBLE = (
-    0.5,
-    1.0,
-)  # mask values: a token that is visible only to the query at its own position, and any other visible token
+SELF_ONLY = 0.5  # value in a mask of a token that is visible only to the query at its own position
+VISIBLE = 1.0  # value of any other visible token
 
-# text by default: the example of XLNet, section 2.6
-EXAMPLE_PAIR = "New York"  # XLNet, section 2.6
+# default text: the example of XLNet, section 2.6
+EXAMPLE_PAIR = "New York"
 EXAMPLE = "New York is a city in the United States of America. It lies in the state of New York, on the coast of the Atlantic Ocean."
 MAX_STEPS = 500  # tried until the pair is a target
 
@@ -244,7 +242,7 @@ def _notes(windows: Windows, data: DataConfig, n_tokens: int) -> list[str]:
     return notes
 
 
-def load_tokenizer(config: PretrainConfig) -> Tokenizer:
+def find_tokenizer(config: PretrainConfig) -> Tokenizer:
     """Load the vocabulary `tokenizer.path`, or the vocabulary of the token store."""
     if Path(config.tokenizer.path).exists():
         return tokenizer_from_config(config.tokenizer)

@@ -257,10 +257,10 @@ def _numbers(evaluation: Evaluation) -> dict[str, str]:
 
 
 def _results(evaluators: Sequence[Evaluator], units: Sequence[Unit], sums: Sequence[np.ndarray]) -> list[Evaluation]:
-    of_evaluator: list[list[np.ndarray]] = [[] for _ in evaluators]
+    by_evaluator: list[list[np.ndarray]] = [[] for _ in evaluators]
     for (index, _), unit_sums in zip(units, sums, strict=True):
-        of_evaluator[index].append(unit_sums)
-    return [evaluator.result(its_sums) for evaluator, its_sums in zip(evaluators, of_evaluator, strict=True)]
+        by_evaluator[index].append(unit_sums)
+    return [evaluator.result(sums) for evaluator, sums in zip(evaluators, by_evaluator, strict=True)]
 
 
 def _in_order(parts: Sequence[dict[int, np.ndarray]], n_units: int) -> list[np.ndarray]:

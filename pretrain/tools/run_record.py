@@ -9,6 +9,7 @@ from typing import Any
 
 from pretrain.config import PretrainConfig, describe_changes, load_run_config
 from pretrain.trainer.inputs import FORMAT
+from xlpre.common.messages import counted
 from xlpre.conversion.model_card import (
     TrainingRecord,
     describe_software,
@@ -131,9 +132,7 @@ def _describe_procedure(config: PretrainConfig, folder: ModelFolder, manifest: M
     }
     if manifest:
         n_processes = manifest["world_size"]
-        rows["Arrangement"] = (
-            f"{n_processes} DeepSpeed process{'es' * (n_processes > 1)}, {manifest['train.precision']}"
-        )
+        rows["Arrangement"] = f"{counted(n_processes, 'DeepSpeed process')}, {manifest['train.precision']}"
         for changes in manifest.get("setting_changes", []):
             rows[f"From step {changes['step']:,}"] = describe_changes(changes)
         rows["Tokens read"] = f"{manifest['tokens']:,}, with the overlap of windows"

@@ -12,6 +12,7 @@ import torch
 from pretrain.config import PretrainConfig
 from pretrain.planning.flops import batch_shape, flops_per_step
 from pretrain.trainer.evaluator import EvalResult
+from xlpre.common.messages import counted
 from xlpre.training.device_specs import find_device_spec
 from xlpre.training.distributed import world_size
 from xlpre.training.metrics_writer import format_duration
@@ -112,7 +113,7 @@ def format_metrics(metrics: Mapping[str, Any], device_type: str) -> str:
         f"loss {metrics['loss']:.3f}{auxiliary}, lr {metrics['lr']:.1e}, {metrics['tokens_per_second']:,.0f} tokens/s "
         f"({metrics['targets_per_second']:,.0f} targets/s), {compute}, {format_duration(metrics['eta_seconds'])} left, "
         f"{metrics['peak_memory_bytes'] / 1e9:.1f} GB {memory}"
-        + (f", {skipped:,} step{'s' * (skipped > 1)} skipped" if skipped else "")
+        + (f", {counted(skipped, 'step')} skipped" if skipped else "")
     )
 
 

@@ -50,7 +50,7 @@ def test_an_error_of_rank_0_ends_all_processes_with_its_status(make_args, tmp_pa
     with lock_dir(tmp_path / "busy", ""):  # held by this process
         job = ForkedCommand([SCRIPT, *make_args("busy", train__steps=6)], REPOSITORY, environments).wait(120)
     assert job.returncode == 2 and job.stderr.count("error: ") == 1, job.stderr  # the highest status
-    assert "another training is running in it" in job.stderr
+    assert "another training process uses this folder" in job.stderr
 
 
 @pytest.mark.long

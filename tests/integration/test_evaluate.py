@@ -233,7 +233,7 @@ def test_a_limited_span_ends_at_the_memory_of_the_evaluation(causal, text, tmp_p
 
 
 def test_a_limited_span_without_memory_is_refused(causal, text):
-    with pytest.raises(ValueError, match=r"--mem-len 0 .*attention_span=same_length.*--attention-span all"):
+    with pytest.raises(ValueError, match=r"--mem-len=0 .*attention_span=same_length.*--attention-span all"):
         command.main([str(causal), str(text), "--attention-span", "same_length", "--mem-len", "0,4", *WINDOW])
 
 

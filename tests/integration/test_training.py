@@ -138,7 +138,9 @@ def test_a_second_training_in_the_same_folder_is_refused(plain_run, tmp_path):
     lock = lock_dir(folder, "")
     second = run(SCRIPT, *args, f"run_dir={folder}")
     lock.close()
-    assert second.returncode == 2 and f"{folder}: another training is running in it" in second.stderr, second.stderr
+    assert second.returncode == 2 and f"{folder}: another training process uses this folder" in second.stderr, (
+        second.stderr
+    )
     assert [path.name for path in folder.iterdir()] == [".lock"]
 
 

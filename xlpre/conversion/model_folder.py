@@ -45,7 +45,7 @@ from xlpre.text.load_tokenizer import load_tokenizer
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.sentencepiece_tokenizer import SentencePieceTokenizer
 from xlpre.text.table_tokenizer import TableTokenizer
-from xlpre.text.tokenizer import Tokenizer
+from xlpre.text.tokenizer import Tokenizer, check_vocab_size
 
 CARD_FILE = "README.md"
 MASKED_LM_CODE = Path(__file__).with_name("modeling_masked_lm.py")
@@ -91,7 +91,7 @@ class ModelFolder:
             ValueError: an unknown objective, an objective with another number of streams, or a vocabulary of another size.
         """
         objective = resolve_objective(objective, model.backbone.two_streams)
-        tokenizer.check_vocab_size(model.config.vocab_size)
+        check_vocab_size(tokenizer, model.config.vocab_size)
         weights = {name: p.detach().to("cpu", torch.float32, copy=True) for name, p in model.named_parameters()}
         return cls(model.config, weights, tokenizer, objective, provenance, "xlpre")
 

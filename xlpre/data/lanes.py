@@ -147,7 +147,7 @@ class Lanes:
         # Each epoch shifts all passages, so that windows start at other tokens and the end of the text is read.
         self._max_shift = last_begin - (self.n_runs * self.windows_per_run - 1) * stride
         self._max_run_begin = last_begin - (self.windows_per_run - 1) * stride
-        # Every step needs the start of its passage, and the permutation takes 6 to 20 microseconds (2026-11).
+        # Every step needs the start of its passage, and the permutation takes 6 to 20 microseconds.
         self._cached_run_begin = lru_cache(maxsize=4 * n_lanes)(self._run_begin)
 
     def location(self, lane: int, step: int) -> WindowLocation:

@@ -18,7 +18,7 @@ from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
 from xlpre.objectives.registry import OBJECTIVES, resolve_objective
 from xlpre.text import special_tokens
-from xlpre.text.tokenizer import Tokenizer
+from xlpre.text.tokenizer import Tokenizer, check_vocab_size
 
 POOLING = ("mean", "cls")
 
@@ -61,7 +61,7 @@ def embed(
             f"batch_tokens={batch_tokens} is invalid: it must be at least 1. Leave it out for {BATCH_TOKENS}."
         )
     ids = encode_texts(tokenizer, texts)
-    tokenizer.check_vocab_size(model.config.vocab_size)
+    check_vocab_size(tokenizer, model.config.vocab_size)
     encoder = _content_encoder(model.backbone)
     build = _causal_batch if is_causal else unmasked_batch
     vectors = torch.empty(len(ids), encoder.config.d_model, dtype=encoder.mask_embedding.dtype)

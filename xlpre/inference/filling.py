@@ -51,7 +51,7 @@ from xlpre.objectives.registry import OBJECTIVES, resolve_objective
 from xlpre.text import special_tokens
 from xlpre.text.blanks import BLANK
 from xlpre.text.special_tokens import WORD_BOUNDARY
-from xlpre.text.tokenizer import Tokenizer
+from xlpre.text.tokenizer import Tokenizer, check_vocab_size
 
 ORDERS = ("left-to-right", "confident", "random")
 BEAM = 20  # fillings that beam search keeps
@@ -152,7 +152,7 @@ def fill(
         )
     if options is not None and num_samples is not None:
         raise ValueError(f"num_samples={num_samples} is invalid with options: these are ranked. Leave one of them out.")
-    tokenizer.check_vocab_size(model.config.vocab_size)
+    check_vocab_size(tokenizer, model.config.vocab_size)
     filler = _Filler(model, order, seed, batch_tokens)
     results = []
     with without_dropout(model), torch.no_grad():

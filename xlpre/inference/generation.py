@@ -22,7 +22,7 @@ from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
 from xlpre.objectives.registry import resolve_objective
 from xlpre.text import special_tokens
-from xlpre.text.tokenizer import Tokenizer
+from xlpre.text.tokenizer import Tokenizer, check_vocab_size
 
 BATCH_SIZE = 16  # texts generated together; the cache grows with them
 MIN_MEM_LEN = 256  # tokens; in training, a token sees its window besides memory; in generation, only memory
@@ -133,7 +133,7 @@ def generate(
     config = config or GenerationConfig()
     objective = resolve_objective(objective, model.backbone.two_streams)
     check_objective(objective)
-    tokenizer.check_vocab_size(model.config.vocab_size)
+    check_vocab_size(tokenizer, model.config.vocab_size)
     if isinstance(prompts, str):
         raise ValueError(f"prompts={prompts!r:.60} is invalid: it must be a list of texts. Write [prompt].")
     if batch_size < 1:

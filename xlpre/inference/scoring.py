@@ -40,7 +40,7 @@ from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import BaseMemory
 from xlpre.objectives.registry import resolve_objective
 from xlpre.text import special_tokens
-from xlpre.text.tokenizer import Tokenizer
+from xlpre.text.tokenizer import Tokenizer, check_vocab_size
 
 N_ORDERS = 4
 WINDOW = 512  # tokens; attention memory grows with its square
@@ -156,7 +156,7 @@ def score(
     prefix_ids = np.empty(0, np.int64)
     if len(prefix):
         (prefix_ids,) = encode_texts(tokenizer, cast(Any, [prefix]), lambda _: "prefix")
-    tokenizer.check_vocab_size(model.config.vocab_size)
+    check_vocab_size(tokenizer, model.config.vocab_size)
     slots: dict[bytes, int] = {}  # equal texts are scored once, so that they tie exactly
     slot_of_text = [slots.setdefault(tokens.tobytes(), len(slots)) for tokens in ids]
     unique, n_prefix = [np.concatenate([prefix_ids, np.frombuffer(key, np.int64)]) for key in slots], len(prefix_ids)

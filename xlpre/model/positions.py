@@ -161,8 +161,8 @@ class SinusoidalPositionEmbedding(nn.Module):
     def forward(self, rows: Tensor, context: HiddenContext, attn_meta: AttentionMeta) -> tuple[Tensor, HiddenContext]:
         """Return query rows (B, N, D) and context, with their positions added."""
         memory, content = context.memory, context.content
-        of_memory, of_content = self.vectors(attn_meta).split([memory.size(1), content.size(1)], dim=1)
-        return rows + attn_meta.take_rows(of_content), HiddenContext(memory + of_memory, content + of_content)
+        in_memory, in_content = self.vectors(attn_meta).split([memory.size(1), content.size(1)], dim=1)
+        return rows + attn_meta.take_rows(in_content), HiddenContext(memory + in_memory, content + in_content)
 
 
 class LearnedPositionEmbedding(SinusoidalPositionEmbedding):

@@ -196,14 +196,6 @@ class Tokenizer(ABC):
         with atomic_write(path) as partial:
             partial.write_bytes(self.content)
 
-    def check_vocab_size(self, vocab_size: int | None) -> None:
-        """Raise ValueError if the vocabulary has another size than that of a model."""
-        if len(self) != vocab_size:
-            raise ValueError(
-                f"tokenizer is invalid: it has {len(self)} pieces, but the model has vocab_size {vocab_size}. "
-                "Give the vocabulary that the model was trained with."
-            )
-
     @cached_property
     def sha256(self) -> str:
         """SHA-256 of the vocabulary file, which identifies the vocabulary."""
@@ -226,3 +218,12 @@ class Tokenizer(ABC):
                 f"token id {max(ids)} is invalid: ids are 0 to {len(self) - 1}. Use the vocabulary that encoded the text."
             )
         return ids
+
+
+def check_vocab_size(tokenizer: Tokenizer, vocab_size: int | None) -> None:
+    """Raise ValueError if the vocabulary has another size than that of a model."""
+    if len(tokenizer) != vocab_size:
+        raise ValueError(
+            f"tokenizer is invalid: it has {len(tokenizer)} pieces, but the model has vocab_size {vocab_size}. "
+            "Give the vocabulary that the model was trained with."
+        )

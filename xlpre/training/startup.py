@@ -88,7 +88,7 @@ class TrainingContext:
         Raises:
             ValueError: another process uses the folder, or a machine does not see it.
         """
-        refusal = f"another {kind} is running in it; wait until it ends, or stop it"
+        refusal = f"another {kind} process uses this folder; wait until it ends, or stop it"
         lock = ExitStack()
 
         def acquire() -> None:
