@@ -183,13 +183,13 @@ def test_invalid_input_is_refused(model, causal, text, documents, store, tmp_pat
     refused(refuse(causal, text, "--mem-len", "0,x"), "--mem-len", "0,x", r"such as 0,64,128")
     refused(refuse(causal, text, "--mem-len", "8,8"), "--mem-len", "8,8", r"different numbers")
     refused(refuse(causal, text, "--batch-size", 0), "--batch-size", 0)
-    refused(refuse(causal, text, "--clamp-len", 0), "model.clamp_len", 0)
+    refused(refuse(causal, text, "--clamp-len", 0), "--clamp-len", 0)
     refused(refuse(causal, text, "--picture", "curve"), "--picture", "curve", r"\.png, \.svg, \.pdf")
     refused(refuse(causal, tmp_path / "none.txt"), "TEXT", tmp_path / "none.txt", "no file")
     refused(refuse(causal, tmp_path), "TEXT", tmp_path, r"it is a folder\. Give")
     refused(refuse(causal, store.path, text), "TEXT", store.path, "must be the only text")
     (tmp_path / "empty.txt").write_text("\n \n")
-    refused(refuse(causal, tmp_path / "empty.txt"), "text.source", tmp_path / "empty.txt", "holds no text")
+    refused(refuse(causal, tmp_path / "empty.txt"), "TEXT", tmp_path / "empty.txt", "holds no text")
     short = refuse(model, text, "--seq-len", 20000)
     assert short.returncode == 2 and "needs 19,998. Give more text, a shorter window, or mode any-order" in short.stderr
     other = ModelFolder.from_model(
