@@ -42,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print((to_csv if args.csv else to_markdown)(rows), end="")
     if args.submission:
         missing = merge_glue_submissions(run_dirs, args.submission)
-        print(f"{args.submission}: " + (f"incomplete, missing {', '.join(missing)}" if missing else "complete"))
+        state = f"incomplete, missing {', '.join(missing)}" if missing else "complete"
+        print(f"{args.submission}: {state}", file=sys.stderr)
 
 
 def _finished_runs(paths: Sequence[Path]) -> list[Path]:

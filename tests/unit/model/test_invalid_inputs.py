@@ -22,7 +22,7 @@ def test_batch_fields_of_wrong_shape_or_dtype_are_refused(name, change):
     batch = random_batch(rows=3)
     if name == "input_ids" and len(change(batch.input_ids)) == 1:
         name = "segment_ids"  # the other fields are compared with input_ids
-    with pytest.raises(ValueError, match=r"Batch\.\w+ is .* must be a tensor \(B"):
+    with pytest.raises(ValueError, match=r"Batch\.\w+ of .* is invalid: it must be a tensor \(B"):
         dataclasses.replace(batch, **{name: change(getattr(batch, name))})
 
 

@@ -142,7 +142,7 @@ def test_a_run_with_another_manifest_is_refused_with_a_setting_that_exists(make_
 
 
 def test_dropout_is_that_of_the_model_folder_unless_it_is_set(make_inputs):
-    assert make_inputs().shape.dropout == 0.0 and make_inputs("model.dropout=0.2").shape.dropout == 0.2
+    assert make_inputs().model_config.dropout == 0.0 and make_inputs("model.dropout=0.2").model_config.dropout == 0.2
 
 
 def test_the_cpu_backend_is_not_compiled():

@@ -105,8 +105,8 @@ def test_the_command_prints_csv_and_merges_predictions(tmp_path, capsys):
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert rows == [read_run(Path(run)).to_row() | {"runs": "1", "at chance": "0", "steps": "40"} for run in runs]
     compare.main([*runs, "--submission", str(tmp_path / "all.zip")])
-    last_line = capsys.readouterr().out.splitlines()[-1]
-    assert last_line.startswith(f"{tmp_path}/all.zip: incomplete, missing AX.tsv, CoLA.tsv, MNLI-m.tsv, ")
+    message = capsys.readouterr().err
+    assert message.startswith(f"{tmp_path}/all.zip: incomplete, missing AX.tsv, CoLA.tsv, MNLI-m.tsv, ")
     assert zipfile.ZipFile(tmp_path / "all.zip").namelist() == ["MRPC.tsv", "WNLI.tsv"]
 
 
