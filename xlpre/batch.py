@@ -133,3 +133,32 @@ def make_batch(
         pair_label=zeros + 1 if pair_label is None else pair_label,
         reuse_len=reuse_len,
     )
+
+
+def causal_batch(
+    input_ids: Tensor,
+    n_targets: int,
+    *,
+    targets: Tensor | None = None,
+    visible_mem_len: Tensor | None = None,
+    reuse_len: int = 0,
+) -> Batch:
+    """Build a Batch whose tokens see themselves and the tokens before them.
+
+    Args:
+        input_ids: (B, T) token ids.
+        n_targets: P; the targets are at the last P positions.
+        targets: (B, P) token ids. None: only hidden states or logits are needed.
+        visible_mem_len: (B,) see Batch. None: no memory is visible.
+        reuse_len: see Batch.
+    """
+    position = torch.arange(input_ids.size(1), dtype=torch.int32, device=input_ids.device).expand_as(input_ids)
+    return make_batch(
+        input_ids,
+        position + 1,
+        position,
+        position[:, input_ids.size(1) - n_targets :].long(),
+        targets=targets,
+        visible_mem_len=visible_mem_len,
+        reuse_len=reuse_len,
+    )

@@ -1,8 +1,8 @@
 """Lanes: a lane is the text that one batch row reads, step after step. Its position is a pure function of (seed, lane, step).
 
-The text of a split is cut into passages of `windows_per_run` consecutive windows (a passage is called a run in names). Passages of a short
-text are shorter, so that each lane has at least one. A lane reads one passage after another, in a random order that is drawn for each
-epoch. Inside a passage, each window starts where the reused part of the previous window ended, so memory stays valid.
+The text of a split is cut into passages of `windows_per_run` consecutive windows. Passages of a short text are shorter, so that each lane
+has at least one. A lane reads one passage after another, in a random order that is drawn for each epoch. Inside a passage, each
+window starts where the reused part of the previous window ended, so memory stays valid.
 
 In an epoch, each passage is read by one lane, from left to right or from right to left. Forward and backward lanes together read the
 whole text. Memory use does not grow with the text, because the order of the passages is a keyed permutation that is computed on demand.
@@ -143,34 +143,34 @@ class Lanes:
                 "text."
             )
         self.windows_per_run = max(1, min(windows_per_run, last_begin // (stride * n_lanes)))
-        self.n_runs = last_begin // (self.windows_per_run * stride) or 1
+        self.n_passages = last_begin // (self.windows_per_run * stride) or 1
         # Each epoch shifts all passages, so that windows start at other tokens and the end of the text is read.
-        self._max_shift = last_begin - (self.n_runs * self.windows_per_run - 1) * stride
-        self._max_run_begin = last_begin - (self.windows_per_run - 1) * stride
+        self._max_shift = last_begin - (self.n_passages * self.windows_per_run - 1) * stride
+        self._max_passage_begin = last_begin - (self.windows_per_run - 1) * stride
         # Every step needs the start of its passage, and the permutation takes 6 to 20 microseconds.
-        self._cached_run_begin = lru_cache(maxsize=4 * n_lanes)(self._run_begin)
+        self._cached_passage_begin = lru_cache(maxsize=4 * n_lanes)(self._passage_begin)
 
     def location(self, lane: int, step: int) -> WindowLocation:
         """Return the location of the window of `lane` at `step`; both count from 0."""
-        run, window = divmod(step, self.windows_per_run)
+        passage, window = divmod(step, self.windows_per_run)
         text = self._texts[self.bidirectional and lane % 2]
         offset = window * self._stride
-        visible_mem_len = offset if run else offset + self._initial_mem_len
-        begin = self._cached_run_begin(run * self.n_lanes + lane)
+        visible_mem_len = offset if passage else offset + self._initial_mem_len
+        begin = self._cached_passage_begin(passage * self.n_lanes + lane)
         if text.backward:
-            begin = min(len(text) - begin - self.windows_per_run * self._stride, self._max_run_begin)
+            begin = min(len(text) - begin - self.windows_per_run * self._stride, self._max_passage_begin)
         begin += offset
         if self._cut:
             document_begin = text.documents[text.documents.last_until(begin)]
             visible_mem_len = min(visible_mem_len, begin - document_begin)
         return WindowLocation(text, begin, visible_mem_len)
 
-    def _run_begin(self, number: int) -> int:
+    def _passage_begin(self, number: int) -> int:
         """Return the position in the forward text of the first token of a passage. `number` counts the passages of all lanes and epochs."""
-        epoch, index = divmod(number, self.n_runs)
-        run = permute_index(index, self.n_runs, (self._seed, epoch))
+        epoch, index = divmod(number, self.n_passages)
+        passage = permute_index(index, self.n_passages, (self._seed, epoch))
         shift = int(_hash64(self._seed, epoch) % (self._max_shift + 1))
-        return run * self.windows_per_run * self._stride + shift
+        return passage * self.windows_per_run * self._stride + shift
 
 
 def max_lanes(n_tokens: int, stride: int, lookahead: int) -> int:

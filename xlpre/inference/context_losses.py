@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xlpre.batch import Batch
+from xlpre.batch import Batch, causal_batch
 from xlpre.inference.scoring import BATCH_TOKENS
 from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
@@ -38,7 +38,7 @@ class WindowReader:
     def read(self) -> Tensor:
         """Read the next window. Returns losses (B, window): for each token of the window, the loss of predicting the next token."""
         tokens = self._text[:, self._position : self._position + self._window + 1]
-        batch = causal_batch(tokens, tokens.size(1) - 1)
+        batch = next_token_batch(tokens, tokens.size(1) - 1)
         hidden, self._memory = self._model.backbone(batch, self._memory)
         self._position += self._window
         return self._model.lm_head(hidden, batch.targets)
@@ -59,7 +59,7 @@ class SlidingReader:
 
     def read(self, position: int) -> Tensor:
         """Return the losses (B,) of predicting the token after `position` from the `span` tokens that end at `position`."""
-        batch = causal_batch(self._text[:, max(0, position + 1 - self._span) : position + 2], 1)
+        batch = next_token_batch(self._text[:, max(0, position + 1 - self._span) : position + 2], 1)
         hidden, _ = self._model.backbone(batch, self._no_memory)
         return self._model.lm_head(hidden, batch.targets)[:, 0]
 
@@ -103,25 +103,13 @@ def context_losses(
     return losses
 
 
-def causal_batch(tokens: Tensor, n_targets: int) -> Batch:
-    """Build a causal batch.
+def next_token_batch(tokens: Tensor, n_targets: int) -> Batch:
+    """Build a batch that predicts the last tokens of a window, each from the tokens before it and all of memory.
 
     Args:
         tokens: (B, T + 1) token ids.
-        n_targets: the last `n_targets` tokens are predicted, each from the tokens before it.
+        n_targets: number of tokens to predict.
     """
-    B, T, device = tokens.size(0), tokens.size(1) - 1, tokens.device
-    position, zeros = torch.arange(T, device=device).expand(B, -1), torch.zeros(B, dtype=torch.long, device=device)
-    return Batch(
-        input_ids=tokens[:, :-1],
-        segment_ids=torch.zeros_like(position),
-        query_rank=position.int() + 1,
-        key_rank=position.int(),
-        target_positions=position[:, T - n_targets :],
-        targets=tokens[:, T + 1 - n_targets :],
-        target_weights=torch.ones(B, n_targets, device=device),
-        backward=zeros.bool(),
-        visible_mem_len=zeros + 10**9,
-        pair_label=zeros,
-        reuse_len=T,
-    )
+    input_ids, targets = tokens[:, :-1], tokens[:, -n_targets:]
+    all_memory = tokens.new_full((len(tokens),), torch.iinfo(torch.int32).max)
+    return causal_batch(input_ids, n_targets, targets=targets, visible_mem_len=all_memory, reuse_len=input_ids.size(1))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xlpre.batch import Batch, make_batch
+from xlpre.batch import Batch, causal_batch
 from xlpre.inference.cloze import check_length, unmasked_batch
 from xlpre.inference.collate import collate
 from xlpre.inference.scoring import BATCH_TOKENS, encode_texts
@@ -63,7 +63,7 @@ def embed(
     ids = encode_texts(tokenizer, texts)
     check_vocab_size(tokenizer, model.config.vocab_size)
     encoder = _content_encoder(model.backbone)
-    build = _causal_batch if is_causal else unmasked_batch
+    build = _after_eod_batch if is_causal else unmasked_batch
     vectors = torch.empty(len(ids), encoder.config.d_model, dtype=encoder.mask_embedding.dtype)
     rows = sorted(range(len(ids)), key=lambda row: -len(ids[row]))
     start = 0
@@ -88,9 +88,7 @@ def _content_encoder(backbone: Backbone) -> Backbone:
     return encoder
 
 
-def _causal_batch(tokens: np.ndarray) -> Batch:
+def _after_eod_batch(tokens: np.ndarray) -> Batch:
     """Build a batch of one row, `[<eod> tokens]`, to compute the hidden states of the T tokens, each from the tokens before it."""
     input_ids = torch.from_numpy(np.append(special_tokens.EOD, tokens))[None]
-    position = torch.arange(input_ids.size(1))[None]
-    rank = position.to(torch.int32)
-    return make_batch(input_ids, rank + 1, rank, position[:, 1:])
+    return causal_batch(input_ids, len(tokens))

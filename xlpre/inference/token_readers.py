@@ -24,7 +24,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from xlpre.batch import Batch, make_batch
+from xlpre.batch import Batch, causal_batch, make_batch
 from xlpre.data.window_layout import SEGMENT_A, SEGMENT_CLS
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import BaseMemory
@@ -94,15 +94,8 @@ class CausalReader(TokenReader):
 
     def _read(self, tokens: Tensor, n_targets: int = 1) -> Tensor:
         """Read a window (B, T). Return the logits of the tokens after its last `n_targets` positions, (B, n_targets, V)."""
-        positions = torch.arange(tokens.size(1), dtype=torch.int32, device=tokens.device).expand_as(tokens)
-        batch = make_batch(
-            tokens,
-            positions + 1,
-            positions,
-            positions[:, -n_targets:].long(),
-            visible_mem_len=torch.full_like(tokens[:, 0], self._n_read),
-            reuse_len=tokens.size(1),
-        )
+        n_read = torch.full_like(tokens[:, 0], self._n_read)
+        batch = causal_batch(tokens, n_targets, visible_mem_len=n_read, reuse_len=tokens.size(1))
         logits, self._cache, *_ = self._model.logits(batch, self._cache)
         self._n_read += tokens.size(1)
         return logits

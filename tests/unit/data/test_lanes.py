@@ -42,7 +42,7 @@ def test_every_window_lies_in_the_text(n_tokens, n_lanes, windows_per_run, strid
         assert 0 <= lanes.location(lane, step).begin <= n_tokens - 14
 
 
-def test_inside_a_run_windows_follow_each_other():
+def test_inside_a_passage_windows_follow_each_other():
     lanes = lanes_over(split_of(2000))
     for lane in range(4):
         for step in range(1, 60):
@@ -52,13 +52,13 @@ def test_inside_a_run_windows_follow_each_other():
                 assert current.begin == previous.begin + 8 and current.text is previous.text
 
 
-def test_initial_memory_is_visible_until_the_first_run_of_a_lane_ends():
+def test_initial_memory_is_visible_until_the_first_passage_of_a_lane_ends():
     lanes = lanes_over(split_of(2000), initial_mem_len=30)
     lengths = [lanes.location(1, step).visible_mem_len for step in range(12)]
     assert lengths == [30, 38, 46, 54, 62, 0, 8, 16, 24, 32, 0, 8]
 
 
-def test_memory_cut_at_document_ends_starts_at_the_document_or_the_run():
+def test_memory_cut_at_document_ends_starts_at_the_document_or_the_passage():
     data = split_of(2000)
     carried, cut = (lanes_over(data, at_document_end=mode) for mode in ("carry", "cut"))
     n_shorter = 0
@@ -73,10 +73,10 @@ def test_memory_cut_at_document_ends_starts_at_the_document_or_the_run():
     assert n_shorter > 50
 
 
-def count_reads(data, lanes, n_runs):
-    """Return (N,) the number of times that each token was read as a new token in the first `n_runs` runs of all lanes."""
+def count_reads(data, lanes, n_passages):
+    """Return (N,) the number of times that each token was read as a new token in the first `n_passages` passages of all lanes."""
     counts = np.zeros(len(data), int)
-    for step in range(n_runs * lanes.windows_per_run):
+    for step in range(n_passages * lanes.windows_per_run):
         for lane in range(lanes.n_lanes):
             location = lanes.location(lane, step)
             counts[location.text.tokens(location.begin, location.begin + 8)] += 1
@@ -87,7 +87,7 @@ def count_reads(data, lanes, n_runs):
 def test_an_epoch_reads_the_text_once_in_one_or_both_directions(bidirectional):
     data = split_of(4014)  # a hundred runs
     lanes = lanes_over(data, bidirectional=bidirectional)
-    counts = count_reads(data, lanes, lanes.n_runs // 4)
+    counts = count_reads(data, lanes, lanes.n_passages // 4)
     assert (counts == 1).mean() > 0.99
     assert counts.max() <= 2 and (counts == 2).sum() <= 14  # at an end of the text
 
@@ -96,7 +96,7 @@ def test_each_epoch_has_another_order_and_the_ends_of_the_text_are_read():
     data = split_of(300)
     lanes = lanes_over(data, n_lanes=2)
     orders = {
-        tuple(lanes.location(0, run * lanes.windows_per_run).begin // 40 for run in range(k, k + 3))
+        tuple(lanes.location(0, passage * lanes.windows_per_run).begin // 40 for passage in range(k, k + 3))
         for k in range(0, 90, 3)
     }
     assert len(orders) > 10

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.unit.model.conftest import VOCAB, make_model
-from xlpre.inference.context_losses import SlidingReader, WindowReader, causal_batch, context_losses
+from xlpre.inference.context_losses import SlidingReader, WindowReader, context_losses, next_token_batch
 from xlpre.model.memory import initial_memory
 
 
@@ -26,7 +26,7 @@ def test_a_token_is_predicted_from_its_context_and_nothing_else():
         losses = context_losses(model, tokens, positions, context_len, batch_tokens=2 * context_len)
         for position, loss in zip(positions, losses, strict=True):
             window = torch.from_numpy(tokens[position - context_len : position + 1])[None]
-            logits, _ = model.logits(causal_batch(window, 1), initial_memory(model.config, 1, mem_len=0))
+            logits, _ = model.logits(next_token_batch(window, 1), initial_memory(model.config, 1, mem_len=0))
             assert loss == pytest.approx(F.cross_entropy(logits[0, -1], window[0, -1]).item(), abs=1e-5)
         changed = tokens.copy()
         changed[: 12 - context_len] = (changed[: 12 - context_len] + 1) % VOCAB

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.unit.model.conftest import make_model
-from xlpre.inference.context_losses import causal_batch, context_losses
+from xlpre.inference.context_losses import context_losses, next_token_batch
 from xlpre.inference.effective_context import effective_contexts
 from xlpre.model.memory import initial_memory
 
@@ -73,7 +73,7 @@ def test_a_model_that_copies_at_a_distance_has_that_effective_context(lag):
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for step in range(150):
         text = text_with_copies(lag, rows * 33, vocab_size, seed=step).reshape(rows, 33)
-        loss, *_ = model(causal_batch(torch.from_numpy(text), 32), initial_memory(model.config, rows, mem_len=0))
+        loss, *_ = model(next_token_batch(torch.from_numpy(text), 32), initial_memory(model.config, rows, mem_len=0))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
