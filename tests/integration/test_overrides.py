@@ -32,7 +32,7 @@ ABLATIONS = [
     {"objective__next_sentence": "true"},
     *([{"train__precision": "bf16"}] if has_bf16() else []),
 ]
-# settings that change no number of the run with the settings before them
+# settings, and a change that does not change their losses
 OPERATIONAL = [
     ({}, {"deepspeed.zero_optimization.stage": 2}),
     ({}, ZERO_3),
