@@ -33,8 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from xlpre.common.cli_main import run_main
 from xlpre.common.launcher import read_launcher
-from xlpre.common.plots import check_output_files
-from xlpre.config.cli import CommandParser
+from xlpre.config.cli import CommandParser, check_output_files
 
 if TYPE_CHECKING:
     import torch

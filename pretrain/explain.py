@@ -21,8 +21,7 @@ from pathlib import Path
 
 from pretrain.config import PretrainConfig
 from xlpre.common.cli_main import run_main
-from xlpre.common.plots import check_output_files
-from xlpre.config.cli import SettingsParser
+from xlpre.config.cli import SettingsParser, check_output_files
 from xlpre.config.loader import load_config
 
 COMMON = (

@@ -19,8 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from xlpre.common.cli_main import run_main
-from xlpre.common.plots import check_output_files
-from xlpre.config.cli import CommandParser
+from xlpre.config.cli import CommandParser, check_output_files
 
 
 def build_parser() -> CommandParser:

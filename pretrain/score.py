@@ -29,8 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from xlpre.common.cli_main import run_main
-from xlpre.common.plots import check_output_files
-from xlpre.config.cli import CommandParser
+from xlpre.config.cli import CommandParser, check_output_files
 
 COUNTS = ("orders", "window", "batch_tokens", "limit")  # options that are at least 1
 
@@ -101,12 +100,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from functools import partial
 
-    from pretrain.tools.text_scores import CHUNK_LINES, score_lines, score_pairs, write_records
+    from pretrain.tools.text_scores import CHUNK_LINES, draw_accuracies, score_lines, score_pairs, write_records
     from xlpre.common.files import write_text
     from xlpre.common.messages import counted
     from xlpre.common.tables import to_text
     from xlpre.conversion.model_folder import load_folder
-    from xlpre.inference.minimal_pairs import draw_accuracies, read_pairs
+    from xlpre.inference.minimal_pairs import read_pairs
     from xlpre.inference.modes import SCORE_MODES, resolve_mode
     from xlpre.inference.scoring import score
     from xlpre.training.distributed import select_device

@@ -14,6 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from xlpre.common.files import atomic_write
+from xlpre.common.plots import COLORS, legend_label, new_axes, save_figure
 from xlpre.inference.minimal_pairs import MinimalPair, PairAccuracies, encode_pairs, pair_accuracies
 from xlpre.inference.scoring import TextScore, encode_texts
 from xlpre.text.readers import STDIN, ByteCounter, read_lines
@@ -129,3 +130,27 @@ def write_records(records: Iterable[dict[str, Any]], path: Path | None) -> None:
 def _name_of_line(source: Path, first: int, index: int) -> str:
     """Return the name of a text in error messages; `first` is the number of the line with index 0."""
     return f"{source}, line {first + index}: text"
+
+
+def draw_accuracies(accuracies: PairAccuracies, path: Path, title: str) -> None:
+    """Draw the accuracy of each paradigm with its standard error. The format is that of the suffix of `path`."""
+    names = [row["paradigm"] for row in accuracies.paradigm_table()][::-1]
+    figure, (axes,) = new_axes(8, 1.6 + 0.17 * len(names))
+    for index, phenomenon in enumerate(sorted(accuracies.phenomena)):
+        rows = [row for row, name in enumerate(names) if accuracies.phenomenon_of[name] == phenomenon]
+        values = [accuracies.paradigms[names[row]] for row in rows]
+        color, errors = COLORS[index % len(COLORS)], [value.standard_error for value in values]
+        label = f"{phenomenon.replace('_', ' ')} ({accuracies.phenomena[phenomenon].percent:.1f})"
+        percents = [value.percent for value in values]
+        axes.errorbar(percents, rows, xerr=errors, fmt="none", color=color)
+        axes.plot(
+            percents, rows, "os^D"[index // len(COLORS) % 4], markersize=4, color=color, label=legend_label(label)
+        )
+    axes.axvline(50, color="#9aa3ad", linewidth=0.8, linestyle="--")
+    axes.axvline(accuracies.overall.percent, color="#333333", linewidth=0.8)
+    axes.set(xlim=(-2, 102), ylim=(-0.7, len(names) - 0.3), xlabel="accuracy (%); dashed: chance; line: mean")
+    axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names], fontsize=7)
+    axes.grid(axis="y", linewidth=0.3)
+    figure.suptitle(title, fontsize=10)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=7, frameon=False)
+    save_figure(figure, path)

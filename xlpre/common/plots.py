@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import sys
 import warnings
@@ -13,31 +12,7 @@ from typing import IO, Any
 from xlpre.common.files import atomic_write
 
 COLORS = ("#1f4e9c", "#8a6d1f", "#5b3f8c", "#2f7d6d", "#99516f", "#4c5866", "#b0542c", "#3b8ea5", "#7a9a32", "#c26fa0")
-PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 MAX_SHOWN = 5  # number of missing characters that a warning lists
-
-
-def check_output_files(out: Path | None, picture: Path | None) -> None:
-    """Check the arguments of --out and --picture before the work whose result they receive.
-
-    Raises:
-        ValueError: a file cannot be written, or the suffix of the picture is not in `PICTURE_SUFFIXES`.
-    """
-    if picture is not None and picture.suffix not in PICTURE_SUFFIXES:
-        formats = ", ".join(PICTURE_SUFFIXES)
-        raise ValueError(f"--picture={picture} is invalid: the name must end with one of {formats}. Rename it.")
-    for option, path in (("out", out), ("picture", picture)):
-        if path is None:
-            continue
-        if not path.absolute().parent.is_dir():
-            problem = f"the folder {path.parent} does not exist. Create it, or name another"
-        elif path.is_dir():
-            problem = "it is a folder. Name a file"
-        elif not os.access(path.absolute().parent, os.W_OK):
-            problem = f"the folder {path.parent} cannot be written. Name another"
-        else:
-            continue
-        raise ValueError(f"--{option}={path} is invalid: {problem}.")
 
 
 def new_figure(width: float, height: float, layout: Any = "constrained") -> Any:

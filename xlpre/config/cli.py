@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
 import shlex
 import shutil
@@ -23,6 +24,7 @@ from xlpre.config.schema_docs import setting_keys
 
 PRESETS = Path("configs")
 SUFFIXES = (".yaml", ".yml")
+PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 MIN_OPTION_SIMILARITY = 0.75  # difflib's ratio from which an option is suggested
 ARGPARSE_RULES = (  # argparse's messages, and the messages that replace them
     (r"argument (\S+): invalid int value: '(.*)'", r"\1=\2 is invalid: it must be an integer."),
@@ -268,3 +270,26 @@ def _check_file(path: str) -> None:
 
 def _terminal_width() -> int:
     return max(shutil.get_terminal_size().columns - 2, 40)
+
+
+def check_output_files(out: Path | None, picture: Path | None) -> None:
+    """Check the arguments of --out and --picture before the work whose result they receive.
+
+    Raises:
+        ValueError: a file cannot be written, or the suffix of the picture is not in `PICTURE_SUFFIXES`.
+    """
+    if picture is not None and picture.suffix not in PICTURE_SUFFIXES:
+        formats = ", ".join(PICTURE_SUFFIXES)
+        raise ValueError(f"--picture={picture} is invalid: the name must end with one of {formats}. Rename it.")
+    for option, path in (("out", out), ("picture", picture)):
+        if path is None:
+            continue
+        if not path.absolute().parent.is_dir():
+            problem = f"the folder {path.parent} does not exist. Create it, or name another"
+        elif path.is_dir():
+            problem = "it is a folder. Name a file"
+        elif not os.access(path.absolute().parent, os.W_OK):
+            problem = f"the folder {path.parent} cannot be written. Name another"
+        else:
+            continue
+        raise ValueError(f"--{option}={path} is invalid: {problem}.")

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from xlpre.inference.minimal_pairs import MinimalPair, draw_accuracies, pair_accuracies, read_pairs
+from pretrain.tools.text_scores import draw_accuracies
+from xlpre.inference.minimal_pairs import MinimalPair, pair_accuracies, read_pairs
 from xlpre.inference.scoring import TextScore
 
 GOOD = {"sentence_good": "a b", "sentence_bad": "b a", "UID": "order", "linguistics_term": "syntax"}
