@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import torch
@@ -68,7 +69,9 @@ class Loader:
             first_step: step of the first batches.
             lane_groups_at: returns the groups of lanes of a step, one batch each. See `assign_lanes`.
         """
-        executor = ThreadPoolExecutor(self._data.num_threads, thread_name_prefix="batch")
+        # the current GPU is a property of each thread; pinning memory would use GPU 0 otherwise
+        set_device = partial(torch.cuda.set_device, torch.cuda.current_device()) if self._pin else None
+        executor = ThreadPoolExecutor(self._data.num_threads, thread_name_prefix="batch", initializer=set_device)
         pending: deque[Future[Batch]] = deque()
         step = first_step
         try:

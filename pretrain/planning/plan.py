@@ -178,7 +178,7 @@ class Plan:
             stage,
             self.gpus,
             self.precision,
-            reduce_bucket_size(zero, sum(self._parameter_sizes)),
+            reduce_bucket_size(zero, stage, self._parameter_sizes),
             zero.get("stage3_param_persistence_threshold", 100_000),
             **self.offloads,
             n_single_moment=sum(map(math.prod, self._muon_shapes)),

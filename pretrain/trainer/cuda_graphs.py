@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -230,7 +231,8 @@ class Graph:
         Graph._pool = Graph._pool or torch.cuda.graph_pool_handle()
         self._graph = torch.cuda.CUDAGraph()
         # other threads may allocate pinned memory meanwhile
-        with torch.cuda.graph(self._graph, pool=Graph._pool, capture_error_mode="thread_local"):
+        options = {"pool": Graph._pool, "stream": recording_stream(), "capture_error_mode": "thread_local"}
+        with torch.cuda.graph(self._graph, **options):
             self.outputs = function()
 
     def replay(self) -> None:
@@ -238,9 +240,15 @@ class Graph:
         self._graph.replay()
 
 
+@lru_cache
+def recording_stream() -> torch.cuda.Stream:
+    """Return the stream of all warm-ups and recordings. Autograd nodes that survive a warm-up then fit the recording."""
+    return torch.cuda.Stream()
+
+
 def warm_up(function: Callable[[], T]) -> T:
-    """Call a function before it is recorded, on another stream than the current one, as recordings are. Return its last result."""
-    stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+    """Call a function before it is recorded, on the stream of recordings. Return its last result."""
+    stream, current = recording_stream(), torch.cuda.current_stream()
     stream.wait_stream(current)
     with torch.cuda.stream(stream):
         for _ in range(WARMUP_RUNS):

@@ -15,6 +15,7 @@ from tests.integration.one_engine import (
     every_engine,
     make_engine,
     needs_bf16,
+    needs_fp16,
     one_process,  # noqa: F401  a fixture of these tests
     read_state,
     update,
@@ -44,6 +45,15 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(precision, stage, f
     assert (after[2]["updates"], after[2]["skipped_steps"]) == (2, counters["skipped_steps"] + 1)
     update(engine, 3)
     assert not equal(read_state(engine)[0], weights)
+
+
+@needs_fp16
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_fp16_training_skips_more_steps_than_the_loss_scale_can_be_halved(stage):
+    engine = build("fp16", stage)
+    for number in range(24):
+        update(engine, number, math.inf)
+    assert read_state(engine)[2]["skipped_steps"] == 24
 
 
 @every_engine

@@ -105,7 +105,7 @@ def build_engine(
     """
     zero = config["zero_optimization"]
     without_zero = zero["stage"] == 0
-    bucket = {"reduce_bucket_size": reduce_bucket_size(zero, sum(p.numel() for p in model.parameters()))}
+    bucket = {"reduce_bucket_size": reduce_bucket_size(zero, zero["stage"], [p.numel() for p in model.parameters()])}
     config = _merge(config, {"zero_optimization": bucket})
     bf16_on_cpu = config["bf16"]["enabled"] and _supports_bf16(torch.device("cpu"))
     optimizer = build_optimizer(model, optim, clip_and_skip=without_zero, bf16_on_cpu=bf16_on_cpu)
@@ -117,6 +117,10 @@ def build_engine(
     if (without_zero or is_bf16_stage_1) and world_size() == 1:
         # with one process, this reduction would only copy all gradients twice and, in bf16, round the sums, which are in fp32
         engine.enable_backward_allreduce = False
+    loss_scaler: Any = getattr(engine.optimizer, "loss_scaler", None)
+    if hasattr(loss_scaler, "raise_error_at_min_scale"):
+        # this project counts skipped steps (train.max_skipped_steps); DeepSpeed would end fp16 training after 17
+        loss_scaler.raise_error_at_min_scale = False
     init_moments(engine)
     if train.compile:
         # the number of tokens in a cluster of the adaptive softmax is dynamic; the graph would break there
@@ -125,14 +129,20 @@ def build_engine(
     return engine
 
 
-def reduce_bucket_size(zero: dict[str, Any], n_parameters: int) -> int:
+def reduce_bucket_size(zero: Mapping[str, Any], stage: int, sizes: Sequence[int]) -> int:
     """Return the number of elements of the buffer in which gradients are reduced: DeepSpeed's default, but at most the model size.
+
+    If the reduction overlaps with the backward pass, it is an eighth of the model, because a reduction starts when the buffer is full; and
+    at least the largest parameter, because DeepSpeed does not put a larger gradient into the buffer.
 
     Args:
         zero: the settings `zero_optimization`. If they have `reduce_bucket_size`, its value is returned.
-        n_parameters: number of parameters of the model.
+        stage: ZeRO stage.
+        sizes: number of elements of each parameter.
     """
-    return int(zero.get("reduce_bucket_size", min(n_parameters, 500_000_000)))
+    overlaps = zero.get("overlap_comm", stage == 3)
+    n_elements = max(*sizes, sum(sizes) // 8) if overlaps else sum(sizes)
+    return int(zero.get("reduce_bucket_size", min(n_elements, 500_000_000)))
 
 
 def resolve_precision(device: torch.device, precision: str) -> str:

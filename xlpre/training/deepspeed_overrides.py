@@ -104,10 +104,10 @@ def zero_stage(overrides: Mapping[str, Any], precision: str, world_size: int) ->
 def communication_dtype(overrides: Mapping[str, Any], precision: str, stage: int) -> str:
     """Return the data type in which processes sum their gradients: `fp32`, `bf16` or `fp16`.
 
-    The default for bf16 in stage 1 is fp32, because gradients are accumulated in fp32 there and summed once per step. In all other cases
-    it is the precision of the model: stages 2 and 3 sum the gradients after each micro-step.
+    The default in stage 1 is fp32, because gradients are accumulated in fp32 there and summed once per step. In the other stages it is the
+    precision of the model: stages 2 and 3 sum the gradients after each micro-step.
     """
-    default = "fp32" if precision == "bf16" and stage == 1 else precision
+    default = "fp32" if stage == 1 else precision
     return str(overrides.get("communication_data_type") or default)
 
 

@@ -80,7 +80,7 @@ class RunLogger(ABC):
         metrics = {
             **{name: total / world_size() for name, total in sums},
             "lr": max(group["lr"] for group in progress.engine.optimizer.param_groups if "matrices" not in group),
-            "grad_norm": float(progress.engine.get_global_grad_norm()),
+            "grad_norm": None if (norm := progress.engine.get_global_grad_norm()) is None else float(norm),
             **throughput,
             "peak_memory_bytes": int(memory),
             "skipped_steps": progress.skipped_steps,

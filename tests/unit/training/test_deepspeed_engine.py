@@ -10,6 +10,7 @@ from xlpre.training.deepspeed_engine import (
     _import_deepspeed,
     build_deepspeed_config,
     init_process_group,
+    reduce_bucket_size,
     resolve_precision,
 )
 from xlpre.training.deepspeed_overrides import KNOWN_KEYS, OWNED_KEYS, check_overrides, zero_stage
@@ -164,3 +165,13 @@ def test_the_known_keys_are_those_that_the_installed_deepspeed_reads():
         config = RecordingDict(build({key: {}}))
         deepspeed.DeepSpeedConfig(config)
         assert key in config.looked_up
+
+
+def test_the_reduction_bucket_is_the_model_or_a_part_of_it_that_is_full_before_the_backward_pass_ends():
+    sizes = [100] * 16
+    assert [reduce_bucket_size({}, stage, sizes) for stage in (1, 2, 3)] == [1600, 1600, 200]
+    assert reduce_bucket_size({"overlap_comm": True}, 2, sizes) == 200
+    assert reduce_bucket_size({"overlap_comm": False}, 3, sizes) == 1600
+    assert reduce_bucket_size({"overlap_comm": True}, 2, [*sizes, 900]) == 900  # the largest gradient must fit
+    assert reduce_bucket_size({}, 1, [10**9]) == 500_000_000
+    assert reduce_bucket_size({"overlap_comm": True, "reduce_bucket_size": 50}, 2, sizes) == 50
