@@ -70,8 +70,8 @@ def zero_memory(
         if overlap_comm:
             buffers *= 2
         if not offload_optimizer:
-            if stage == 1 and precision == "bf16":  # BF16_Optimizer, which also stores the gradients in bf16
-                gradients, buffers = 6.0 * n, 0
+            if stage == 1 and precision == "bf16":  # BF16_Optimizer adds each gradient to its fp32 sum and frees it
+                buffers = 0
             return ZeroMemory(width * n, gradients, optimizer, buffers)
         in_transfer = width * max(sizes)
         # optimizer, its gradients, and the weights to copy back; in fp32, stage 2 also accumulates gradients in host memory

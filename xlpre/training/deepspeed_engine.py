@@ -61,7 +61,8 @@ def build_deepspeed_config(
         "train_micro_batch_size_per_gpu": batch.micro_batch_size,
         "gradient_accumulation_steps": batch.accumulation,
         "gradient_clipping": (optim.max_grad_norm or 0.0) if stage else 0.0,  # without ZeRO the optimizer clips
-        "bf16": {"enabled": precision == "bf16", "check_grad_overflow": True},
+        # immediate_grad_update: add each gradient to its fp32 sum and free it, instead of keeping all until the update
+        "bf16": {"enabled": precision == "bf16", "check_grad_overflow": True, "immediate_grad_update": True},
         "fp16": {"enabled": precision == "fp16"},
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": communication_dtype(overrides, precision, stage),
