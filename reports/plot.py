@@ -297,6 +297,7 @@ def main() -> None:
             "6 layers of width 256",
             "4 layers of width 192, 20 million words",
             "causal, 4 layers of width 256, 20 million words",
+            "causal, width 256, continued to 4.15 hours",
         ],
         top=5.2,
     )
