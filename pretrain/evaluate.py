@@ -226,7 +226,8 @@ def _evaluate(
     from xlpre.common.tables import to_text
     from xlpre.inference.evaluation import EvalSettings, sample_sentences
     from xlpre.inference.modes import EVAL_MODES, resolve_mode
-    from xlpre.inference.scoring import N_SYMBOLS, order_consistency
+    from xlpre.inference.scoring import order_consistency
+    from xlpre.text.special_tokens import N_SYMBOLS
     from xlpre.training.distributed import Comm, destroy_process_group, is_rank_zero, world_size
 
     mode, tokenizer = resolve_mode(args.mode, folder.objective, EVAL_MODES), folder.require_tokenizer(args.model)

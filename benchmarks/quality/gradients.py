@@ -33,7 +33,6 @@ from xlpre.common.cli_main import run_main
 from xlpre.common.tables import to_jsonl
 from xlpre.config.loader import load_config
 from xlpre.model.language_model import LanguageModel
-from xlpre.model.memory import initial_memory
 from xlpre.model.positions import PositionTerm, sinusoid_table
 from xlpre.training.distributed import seed_everything, seed_step
 from xlpre.training.lr_schedule import learning_rate
@@ -61,9 +60,7 @@ def train_and_measure(config: PretrainConfig, steps: Sequence[int]) -> list[dict
     model = inputs.weight_init.build_model(partial(LanguageModel, shape, two_streams, config.objective.next_sentence))
     optimizer = build_optimizer(model, config.optim, clip_and_skip=True)
     rows = range(config.train.global_batch_size)
-    memory: Any = initial_memory(
-        inputs.weight_init.model_config, len(rows), device=torch.device("cpu"), dtype=torch.float32
-    )
+    memory: Any = model.backbone.initial_memory(len(rows))
     lines = []
     for step in range(max(steps) + 1):
         seed_step(config.seed, step, 0)

@@ -15,8 +15,7 @@ from finetune.config import TaskDataConfig
 from finetune.data.examples import Outputs, Split
 from finetune.data.features import Chunking, Row, pair_to_row
 from xlpre.model.config import ModelConfig
-
-N_SYMBOLS = 2  # <sep> and <cls> after a text
+from xlpre.text.special_tokens import N_SYMBOLS
 
 
 class LongTextStrategy(Protocol):

@@ -96,7 +96,7 @@ def test_a_checkpoint_holds_no_pickle_and_its_model_is_a_model_folder(plain_run)
 
 
 def test_the_last_checkpoints_and_those_at_multiples_of_keep_checkpoints_every_are_left(plain_run):
-    """Of those of the steps 4, 8, ..., 20."""
+    """The run saves a checkpoint in each of the steps 4, 8, ..., 20."""
     names = sorted(path.name for path in (plain_run[0] / "checkpoints").iterdir())
     assert names == ["step_00000008", "step_00000016", "step_00000020"]
 

@@ -33,7 +33,7 @@ class DataConfig:
             position of the text. false: a window has only segment A.
         bidirectional: whether every second lane (batch row) reads from right to left. Set false for causal models.
         windows_per_run: number of consecutive windows that a lane (batch row) reads before it moves to another position of the text. Short
-            trainings and small batches need a small number, such as 4.
+            training runs and small batches need a small number, such as 4.
         num_threads: threads that prepare batches in advance.
     """
 

@@ -38,7 +38,7 @@ from xlpre.data.store import SplitData, TokenStore
 from xlpre.data.window_layout import DataConfig, build_windows
 from xlpre.data_loader import batch_from_inputs
 from xlpre.inference.modes import EVAL_MODES, resolve_mode
-from xlpre.inference.scoring import N_ORDERS, N_SYMBOLS, score
+from xlpre.inference.scoring import N_ORDERS, score
 from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.lm_head import target_losses
@@ -329,7 +329,7 @@ class ScoreEvaluator(Evaluator):
             objective=self._objective_name,
             n_orders=settings.n_orders,
             seed=settings.seed,
-            window=settings.data.seq_len - N_SYMBOLS,
+            window=settings.data.seq_len - special_tokens.N_SYMBOLS,
             mem_len=settings.mem_len,
             batch_tokens=settings.batch_size * settings.data.seq_len,
         )

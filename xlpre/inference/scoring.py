@@ -46,7 +46,6 @@ N_ORDERS = 4
 WINDOW = 512  # tokens; attention memory grows with its square
 BATCH_TOKENS = 1024  # content and query rows of a forward pass
 MAX_LOGITS = 1 << 21  # logits computed at a time, 8 MB; larger buffers are returned to the system after each use
-N_SYMBOLS = 2  # <sep> and <cls> after a text
 
 ReportProgress = Callable[[int, int], None]
 
@@ -418,7 +417,7 @@ class _Scorer:
         start = 0
         while start < len(rows):
             longest = int(sorted_lengths[start])
-            n_columns = min(longest, self._window) + N_SYMBOLS
+            n_columns = min(longest, self._window) + special_tokens.N_SYMBOLS
             end = start + max(1, self._batch_tokens // (n_columns * row_cost))
             shortest = longest if longest > self._window else 1
             end = min(end, int(np.searchsorted(-sorted_lengths, -shortest, side="right")))
@@ -448,9 +447,9 @@ def sample_order(n_tokens: int, index: int, seed: int, window: int, n_prefix: in
 def _any_order_batch(tokens: np.ndarray, order: np.ndarray, is_text: np.ndarray) -> Batch:
     """Build a batch in which every token is a target, predicted from `<sep>`, `<cls>` and the tokens before it in the order."""
     ids, segment_ids, is_padding = _with_symbols(tokens, is_text)
-    rank = np.pad(np.where(is_text, order + 1, 0), ((0, 0), (0, N_SYMBOLS)))
+    rank = np.pad(np.where(is_text, order + 1, 0), ((0, 0), (0, special_tokens.N_SYMBOLS)))
     key_rank = np.where(is_padding, HIDDEN_RANK, rank)
-    rank[:, -N_SYMBOLS:] = 1  # as queries, <sep> and <cls> see each other
+    rank[:, -special_tokens.N_SYMBOLS :] = 1  # as queries, <sep> and <cls> see each other
     positions = np.tile(np.arange(tokens.shape[1]), (len(tokens), 1))
     return _to_batch(ids, rank, key_rank, positions, tokens, segment_ids, is_text)
 
@@ -464,9 +463,9 @@ def _causal_batch(tokens: np.ndarray, previous: np.ndarray, is_text: np.ndarray)
 
 def _with_symbols(tokens: np.ndarray, is_text: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Append `<sep> <cls>` to each text. Return token ids, segment ids and the mask of padding, (B, T + 2) each."""
-    width = ((0, 0), (0, N_SYMBOLS))
+    width = ((0, 0), (0, special_tokens.N_SYMBOLS))
     ids, is_padding = np.pad(tokens, width), np.pad(~is_text, width)
-    ids[:, -N_SYMBOLS:] = special_tokens.SEP, special_tokens.CLS
+    ids[:, -special_tokens.N_SYMBOLS :] = special_tokens.SEP, special_tokens.CLS
     segment_ids = np.full(ids.shape, SEGMENT_A)
     segment_ids[:, -1] = SEGMENT_CLS
     return ids, segment_ids, is_padding

@@ -4,6 +4,7 @@ UNK, BOS, EOS, CLS, SEP, PAD, MASK, EOD, EOP = range(9)
 
 SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>")
 N_SPECIAL = len(SPECIAL_TOKENS)  # all other tokens have larger ids
+N_SYMBOLS = 2  # <sep> and <cls>, which follow a text
 CONTROL_SYMBOLS = SPECIAL_TOKENS[CLS:EOP]  # text never produces them
 USER_DEFINED_SYMBOLS = (SPECIAL_TOKENS[EOP], ".", "(", ")", '"', "-", "–", "£", "€")  # always pieces of their own
 

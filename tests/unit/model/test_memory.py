@@ -6,31 +6,23 @@ import torch
 
 from tests.unit.data.test_lanes import lanes_over, split_of
 from tests.unit.model.conftest import UNLIMITED, VOCAB, make_model, random_batch, random_memory
-from xlpre.batch import make_batch
+from xlpre.batch import causal_batch
 from xlpre.data.store import SplitData
 from xlpre.model.memory import HiddenContext, Memory, append_columns, initial_memory
 
 
-def causal_batch(ids):
+def whole_window(ids):
+    """A causal batch whose tokens are all targets, see all of memory and enter it."""
     B, T = ids.shape
-    positions = torch.arange(T).expand(B, -1)
-    return make_batch(
-        ids,
-        query_rank=positions.int() + 1,
-        key_rank=positions.int(),
-        target_positions=positions,
-        targets=ids.roll(-1, 1),
-        visible_mem_len=torch.full((B,), T),
-        reuse_len=T,
-    )
+    return causal_batch(ids, T, targets=ids.roll(-1, 1), visible_mem_len=torch.full((B,), T), reuse_len=T)
 
 
 def test_two_windows_with_memory_equal_one_long_window():
     model = make_model(two_streams=False, n_layer=3)
     ids = torch.randint(9, VOCAB, (2, 14))
-    long, _ = model.logits(causal_batch(ids), initial_memory(model.config, 2, mem_len=0))
-    first, memory = model.logits(causal_batch(ids[:, :7]), initial_memory(model.config, 2, mem_len=7))
-    second, _ = model.logits(causal_batch(ids[:, 7:]), memory)
+    long, _ = model.logits(whole_window(ids), initial_memory(model.config, 2, mem_len=0))
+    first, memory = model.logits(whole_window(ids[:, :7]), initial_memory(model.config, 2, mem_len=7))
+    second, _ = model.logits(whole_window(ids[:, 7:]), memory)
     torch.testing.assert_close(torch.cat([first, second], 1), long, atol=2e-5, rtol=1e-5)
 
 
