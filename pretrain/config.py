@@ -96,12 +96,12 @@ class PretrainTrainConfig(TrainConfig):
             the memory. It does so with the current weights, and losses differ slightly.
         cuda_graphs: record the kernels of the forward and the backward pass once as CUDA graphs, and launch them together, which is
             several times as fast for small models (reports/gpu). It needs memory for two more copies of the gradients, and has no effect on
-            a CPU, with ZeRO stage 3, with `deepspeed.torch_autocast`, with activation checkpointing, and with `model.cutoffs`.
-            Experimental: an earlier version worked on a GPU, but not under DeepSpeed; this version has run on CPUs only.
+            a CPU, with ZeRO stage 3, with `deepspeed.torch_autocast`, with activation checkpointing, and with `model.cutoffs`. null: true
+            with one process and without `train.compile`, else false, because these cases have not been tried on a GPU.
     """
 
     save_memory: Literal["newest", "all", "none"] = "newest"
-    cuda_graphs: bool = False
+    cuda_graphs: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,36 @@ class PretrainConfig:
         check_overrides(self.deepspeed)
         if self.optim.muon:
             check_muon_overrides(self.deepspeed)
+
+
+def reason_against_cuda_graphs(
+    config: PretrainConfig, model: ModelConfig, on_gpu: bool, zero_stage: int, n_processes: int
+) -> str:
+    """Return why training does not use CUDA graphs, or an empty string if it uses them; see `train.cuda_graphs`.
+
+    Args:
+        config: settings of the run.
+        model: settings of its model, which differ from `config.model` if it starts from other weights.
+        on_gpu: True if the run uses a GPU.
+        zero_stage: ZeRO stage.
+        n_processes: number of processes.
+    """
+    train = config.train
+    if train.cuda_graphs is False:
+        return "train.cuda_graphs is false"
+    if not on_gpu:
+        return "the run does not use a GPU"
+    if zero_stage == 3:
+        return "ZeRO stage 3 gathers weights during the passes"
+    if config.deepspeed.get("torch_autocast", {}).get("enabled"):
+        return "deepspeed.torch_autocast keeps copies of the weights"
+    if train.activation_checkpointing:
+        return "train.activation_checkpointing reads the state of the random number generator"
+    if model.cutoffs:
+        return "the shapes of an embedding with model.cutoffs depend on the tokens"
+    if train.cuda_graphs is None and (n_processes > 1 or train.compile):
+        return "train.cuda_graphs is null, and the run has several processes or train.compile=true"
+    return ""
 
 
 def load_run_config(run_dir: Path) -> PretrainConfig:

@@ -8,7 +8,7 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from pretrain.config import PretrainConfig
+from pretrain.config import PretrainConfig, reason_against_cuda_graphs
 from pretrain.planning.activation_memory import ActivationMemory, activation_memory
 from pretrain.planning.flops import (
     BatchShape,
@@ -108,6 +108,15 @@ class Plan:
     def is_half(self) -> bool:
         """True if the precision has 16 bits."""
         return self.precision != "fp32"
+
+    @property
+    def _is_gpu(self) -> bool:
+        """True if the device is a GPU: all that are known train in bf16."""
+        return self.device.bf16
+
+    def uses_cuda_graphs(self, stage: int) -> bool:
+        """Return True if training in this ZeRO stage uses CUDA graphs."""
+        return not reason_against_cuda_graphs(self.config, self.model, self._is_gpu, stage, self.gpus)
 
     @property
     def rows_per_gpu(self) -> int:
@@ -220,7 +229,7 @@ class Plan:
             self.model,
             self.batch_shape(micro_batch_size),
             PRECISIONS[self.precision],
-            gpu=self.device.bf16,
+            gpu=self._is_gpu,
             activation_checkpointing=self.activation_checkpointing,
         )
 
@@ -233,7 +242,7 @@ class Plan:
         if not self._muon_shapes or stage == 3:
             return 0
         return working_bytes(
-            self._muon_shapes, self.gpus, is_flat=stage > 0, in_bf16=self.device.bf16 or self.precision == "bf16"
+            self._muon_shapes, self.gpus, is_flat=stage > 0, in_bf16=self._is_gpu or self.precision == "bf16"
         )
 
     def muon_communication(self, stage: int) -> float:
@@ -243,10 +252,19 @@ class Plan:
         """
         return 0.0 if stage == 3 else sent_bytes(self._muon_shapes, self.gpus, is_flat=stage > 0)
 
+    def graph_memory(self, stage: int) -> int:
+        """Return the bytes of two copies of the gradients, which CUDA graphs need; 0 if they are not used."""
+        return 2 * (2 if self.is_half else 4) * self.n_parameters * self.uses_cuda_graphs(stage)
+
     def peak_memory(self, stage: int, micro_batch_size: int) -> float:
-        """Return the larger of two peaks of the memory of a device: in a micro-batch, and in Muon's update, without activations."""
-        activations = self.activation_memory(micro_batch_size).peak
-        return self.static_memory(stage) + max(activations, self.muon_workspace(stage))
+        """Return the peak memory of a device.
+
+        It is the larger of two peaks: in a micro-batch, and in Muon's update, when activations are freed. CUDA graphs keep the memory of
+        activations; both are added then.
+        """
+        activations, update = self.activation_memory(micro_batch_size).peak, self.muon_workspace(stage)
+        peak = activations + update if self.uses_cuda_graphs(stage) else max(activations, update)
+        return self.static_memory(stage) + self.graph_memory(stage) + peak
 
     @property
     def usable_memory(self) -> float:
@@ -373,8 +391,11 @@ def _describe_memory(plan: Plan, stage: int, micro_batch_size: int) -> list[str]
         for name in ("weights", "gradients", "optimizer", "buffers")
     }
     rows |= {name: [n] * 4 for name, n in same_in_all_stages.items()}
+    if any(copies := [plan.graph_memory(s) for s in STAGES]):
+        rows["copies of gradients (CUDA graphs)"] = [float(n) for n in copies]
     if plan.config.optim.muon:
-        rows["Muon's update, instead of activations"] = [plan.muon_workspace(s) for s in STAGES]
+        instead_of = "" if plan.uses_cuda_graphs(stage) else ", instead of activations"
+        rows[f"Muon's update{instead_of}"] = [plan.muon_workspace(s) for s in STAGES]
     rows["peak"] = [plan.peak_memory(s, micro_batch_size) for s in STAGES]
     if any(plan.offloads.values()):
         rows["host memory per node"] = [plan.host_memory(s) for s in STAGES]

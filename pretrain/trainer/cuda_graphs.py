@@ -21,30 +21,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from xlpre.batch import FIELD_SPECS, Batch
-from xlpre.model.embedding import TokenEmbedding
-from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory
 
 T = TypeVar("T")
 WARMUP_RUNS = 3  # before a recording: kernels are compiled, and libraries reserve memory
 N_STATES = 2  # outputs without a gradient: hidden states and valid lengths of memory; the outputs after them are losses
-
-
-def reason_against_cuda_graphs(
-    model: LanguageModel, device: torch.device, deepspeed_config: Mapping[str, Any], checkpoints_activations: bool
-) -> str:
-    """Return why the passes of a model cannot be recorded, or an empty string if they can."""
-    if device.type != "cuda":
-        return "the run does not use a GPU"
-    if deepspeed_config["zero_optimization"]["stage"] == 3:
-        return "ZeRO stage 3 gathers weights during the passes"
-    if deepspeed_config.get("torch_autocast", {}).get("enabled"):
-        return "deepspeed.torch_autocast keeps copies of the weights"
-    if checkpoints_activations:
-        return "train.activation_checkpointing reads the state of the random number generator"
-    if not isinstance(model.backbone.word_embedding, TokenEmbedding):
-        return "the shapes of an embedding with model.cutoffs depend on the tokens"
-    return ""
 
 
 def use_cuda_graphs(model: nn.Module, forward: Callable[..., tuple[Any, ...]] | None = None) -> None:

@@ -16,10 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain.config import PretrainConfig, describe_changes, setting_changes, trained_settings
+from pretrain.config import (
+    PretrainConfig,
+    describe_changes,
+    reason_against_cuda_graphs,
+    setting_changes,
+    trained_settings,
+)
 from pretrain.trainer import nonfinite_dump
 from pretrain.trainer.config_warnings import backward_text_warning, long_warmup_warning, small_validation_text_warning
-from pretrain.trainer.cuda_graphs import reason_against_cuda_graphs, use_cuda_graphs
+from pretrain.trainer.cuda_graphs import use_cuda_graphs
 from pretrain.trainer.evaluator import (
     EvalResult,
     Evaluator,
@@ -268,15 +274,13 @@ class Trainer:
             model = self._inputs.weight_init.build_model(build)
         if config.train.activation_checkpointing:
             model.backbone.enable_activation_checkpointing()
-        train, self._graphs_note = config.train, ""
-        if train.cuda_graphs:
-            checkpoints_activations = train.activation_checkpointing
-            reason = reason_against_cuda_graphs(model, device, self.context.deepspeed_config, checkpoints_activations)
-            if reason:
-                self._graphs_note = f"note: train.cuda_graphs=true has no effect: {reason}."
-            else:
-                use_cuda_graphs(model, torch.compile(model.forward) if train.compile else None)
-                train = dataclasses.replace(train, compile=False)
+        train, zero_stage = config.train, self.context.deepspeed_config["zero_optimization"]["stage"]
+        reason = reason_against_cuda_graphs(config, model_config, device.type == "cuda", zero_stage, world_size())
+        if not reason:
+            use_cuda_graphs(model, torch.compile(model.forward) if train.compile else None)
+            train = dataclasses.replace(train, compile=False)
+        is_ignored = train.cuda_graphs and reason
+        self._graphs_note = f"note: train.cuda_graphs=true has no effect: {reason}." if is_ignored else ""
         self.engine = build_engine(model, self.context.deepspeed_config, train, config.optim, device)
         initial = partial(initial_memory, self.model_config, initial=config.memory.initial, device=device, dtype=dtype)
         self.memories = [initial(len(lanes)) for lanes in self._lanes]

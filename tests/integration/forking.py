@@ -58,7 +58,8 @@ class ForkedCommand:
         self._processes = [
             CONTEXT.Process(target=_run, args=(command, cwd, environment, self._folder)) for environment in environments
         ]
-        server_environment = {**environments[0], "PYTHONPATH": str(REPOSITORY)}
+        path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+        server_environment = {**environments[0], "PYTHONPATH": path}
         with mock.patch.dict(os.environ, server_environment, clear=True):
             for process in self._processes:
                 process.start()

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from pretrain.trainer.cuda_graphs import reason_against_cuda_graphs, use_cuda_graphs
+from pretrain.config import PretrainConfig, PretrainTrainConfig, reason_against_cuda_graphs
+from pretrain.trainer.cuda_graphs import use_cuda_graphs
 from tests.unit.model.conftest import make_model, random_batch, random_memory
 from tests.unit.pretrain.stand_in_graphs import use_stand_in
+from xlpre.model.config import ModelConfig
 from xlpre.model.memory import Memory
 from xlpre.training.distributed import seed_step
 
@@ -92,13 +94,16 @@ def test_a_second_forward_pass_before_the_backward_pass_is_an_error():
 
 
 def test_the_cases_that_cannot_be_recorded_have_a_reason():
-    gpu, cpu, model = torch.device("cuda"), torch.device("cpu"), make_model()
-    stages = [{"zero_optimization": {"stage": stage}} for stage in range(4)]
-    assert all(reason_against_cuda_graphs(model, gpu, stage, False) == "" for stage in stages[:3])
-    assert "GPU" in reason_against_cuda_graphs(model, cpu, stages[0], False)
-    assert "stage 3" in reason_against_cuda_graphs(model, gpu, stages[3], False)
-    assert "checkpointing" in reason_against_cuda_graphs(model, gpu, stages[0], True)
-    autocast = {**stages[1], "torch_autocast": {"enabled": True}}
-    assert "autocast" in reason_against_cuda_graphs(model, gpu, autocast, False)
-    adaptive = make_model(cutoffs=[20], div_value=2)
-    assert "cutoffs" in reason_against_cuda_graphs(adaptive, gpu, stages[0], False)
+    def reason(cuda_graphs, model=None, on_gpu=True, stage=1, n_processes=1, deepspeed=None, **train):
+        config = PretrainConfig(train=PretrainTrainConfig(cuda_graphs=cuda_graphs, **train), deepspeed=deepspeed or {})
+        return reason_against_cuda_graphs(config, model or ModelConfig(), on_gpu, stage, n_processes)
+
+    for wanted in (None, True):
+        assert all(reason(wanted, stage=stage) == "" for stage in range(3))
+        assert "GPU" in reason(wanted, on_gpu=False)
+        assert "stage 3" in reason(wanted, stage=3)
+        assert "checkpointing" in reason(wanted, activation_checkpointing=True)
+        assert "autocast" in reason(wanted, deepspeed={"torch_autocast": {"enabled": True}})
+        assert "cutoffs" in reason(wanted, ModelConfig(cutoffs=[20], div_value=2))
+    assert reason(True, n_processes=2) == reason(True, compile=True) == ""
+    assert reason(None, n_processes=2) and reason(None, compile=True) and reason(False)

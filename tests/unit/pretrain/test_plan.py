@@ -4,8 +4,13 @@ import itertools
 
 import pytest
 
+from pretrain.config import PretrainConfig
 from pretrain.planning.flops import flops_per_step
+from pretrain.planning.plan import Plan, describe
+from tests.conftest import REPOSITORY
 from tests.unit.pretrain.planning_cases import make_plan, with_device_memory
+from xlpre.config.loader import load_config
+from xlpre.training.device_specs import DEVICES
 
 
 def test_the_recommended_micro_batch_fits_and_the_next_larger_does_not():
@@ -92,6 +97,41 @@ def test_the_peak_is_muons_update_if_activations_are_smaller():
     assert many.peak_memory(1, 1) == many.static_memory(1) + many.activation_memory(1).peak
     assert few.muon_workspace(0) > 4 * 2 * (5 * 1024 * 1024 + 2 * 1024 * 4096) > few.muon_workspace(1)  # all matrices
     assert make_plan("train.global_batch_size=8").muon_workspace(1) == 0
+
+
+def test_cuda_graphs_add_copies_of_the_gradients_and_keep_activations():
+    plan, without = (
+        make_plan("optim.name=muon", f"train.cuda_graphs={wanted}", gpus=1, device=device)
+        for wanted, device in (("null", "h100"), ("false", "h100"))
+    )
+    copies = 2 * 2 * plan.n_parameters
+    smaller = min(plan.activation_memory(4).peak, plan.muon_workspace(1))
+    assert plan.peak_memory(1, 4) == pytest.approx(without.peak_memory(1, 4) + copies + smaller)
+    assert "copies of gradients" in describe(plan, "h100", None)
+    for wanted, settings in (("null", {"gpus": 8}), ("true", {"gpus": 1, "device": "cpu"})):
+        assert make_plan(f"train.cuda_graphs={wanted}", **settings).graph_memory(1) == 0
+
+
+def test_the_memory_measured_on_an_h200_was_as_planned():
+    """Peaks of training with CUDA graphs in bf16, from reports/gpu."""
+    shape = ["model.n_layer=12", "model.d_model=384", "model.n_head=6", "model.d_inner=1536", "model.dropout=0.1"]
+    shape += ["model.dropatt=0.1", "model.norm=pre", "model.final_norm=true", "train.global_batch_size=256"]
+    common = ["tokenizer.vocab_size=8000", "model.attention_backend=triton"]
+    base, small = (
+        Plan(
+            load_config(PretrainConfig, REPOSITORY / f"configs/pretrain/{name}.yaml", overrides),
+            DEVICES["h200"],
+            1,
+            1,
+            0.4,
+        )
+        for name, overrides in (
+            ("xlnet_base", [*common, "train.global_batch_size=32"]),
+            ("ten_million_words_causal", [*common, *shape]),
+        )
+    )
+    assert base.peak_memory(1, 32) == pytest.approx(9.04e9, rel=0.01)
+    assert small.peak_memory(1, 256) == pytest.approx(8.052e9, rel=0.01)
 
 
 def test_offloaded_weights_leave_weights_in_use_on_the_gpu():
