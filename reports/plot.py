@@ -116,6 +116,7 @@ def draw_gpu_steps() -> None:
     """Draw the tokens per second of each contender on a GPU, relative to those of Hugging Face."""
     names = {
         "hf": "Hugging Face",
+        "hf-compile": "Hugging Face, compiled",
         "xlpre:sdpa": "sdpa",
         "xlpre:triton": "triton",
         "xlpre:triton:layers": "triton, compiled",
@@ -136,12 +137,33 @@ def draw_gpu_steps() -> None:
     for number, (impl, label) in enumerate(names.items()):
         places = [place for place, model in enumerate(models) if (model, impl) in speeds]
         ratios = [speeds[models[place], impl] / speeds[models[place], "hf"] for place in places]
-        axes.bar([place + 0.14 * (number - 2.5) for place in places], ratios, 0.13, label=label)
+        axes.bar([place + 0.12 * (number - 3) for place in places], ratios, 0.11, label=label)
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xticks(range(len(models)), models)
     axes.set(ylabel="tokens per second,\nHugging Face = 1")
     axes.legend(frameon=False, fontsize=8)
     save(axes, "gpu/tokens_per_second.png")
+
+
+def draw_gpu_pretraining() -> None:
+    """Draw the losses of the causal model trained on a GPU, and the val loss of the one trained on a CPU with the same text."""
+    with open(REPORTS / "gpu_pretraining/causal.jsonl") as file:
+        lines = [json.loads(line) for line in file]
+    on_gpu = [(line["tokens"], line["val_loss"]) for line in lines if "val_loss" in line]
+    training = [(line["tokens"], line["loss"]) for line in lines if "loss" in line]
+    name = "causal, 4 layers of width 256, 20 million words"
+    on_cpu = [(row["tokens"], row["val_loss"]) for row in read("one_hour/results.csv") if row["run"] == name]
+    _, axes = plt.subplots(figsize=(7, 4))
+    for label, points in (
+        ("validation: 12 layers of width 384, 8 minutes on an H200", on_gpu),
+        ("validation: 4 layers of width 256, 2 hours on two CPU cores", on_cpu),
+        ("training (with dropout): 12 layers of width 384", training),
+    ):
+        tokens, losses = zip(*((float(n) / 1e6, float(loss)) for n, loss in points if float(n)), strict=True)
+        axes.plot(tokens, losses, "o-" if points is not training else "-", markersize=3, label=label)
+    axes.set(xlabel="window tokens (millions)", ylabel="loss (nats)", ylim=(None, 5))
+    axes.legend(frameon=False, fontsize=8)
+    save(axes, "gpu_pretraining/curves.png")
 
 
 def draw_cached_evaluation() -> None:
@@ -345,6 +367,7 @@ def main() -> None:
     draw_pairs_by_objective()
     draw_step_speed()
     draw_gpu_steps()
+    draw_gpu_pretraining()
     draw_cached_evaluation()
 
 
