@@ -1,6 +1,7 @@
 # make quickstart   from text to a pretrained XLNet, in one go       (ARGS="text.source='my/*.txt' name=mine")
 # make test         linters, types, import contracts, tests           (ARGS="-k resume" for some of the tests)
 # make test-long    slow tests, and every property test with all its examples
+# make test-gpu     tests of kernels, CUDA graphs and commands on a GPU
 
 PYTHON ?= python3
 ARGS ?=
@@ -14,7 +15,7 @@ INSTALLED := .venv/.installed
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: quickstart test test-long lint install clean
+.PHONY: quickstart test test-long test-gpu lint install clean
 
 quickstart: $(INSTALLED)
 	$(BIN)/python pretrain/quickstart.py --config configs/pretrain/quickstart.yaml $(ARGS)
@@ -24,6 +25,10 @@ test: $(INSTALLED)-dev lint
 
 test-long: $(INSTALLED)-dev
 	XLPRE_TEST_EXAMPLES=all $(BIN)/python -m pytest -m "long or hypothesis" -n $(WORKERS) --dist loadgroup -rs $(ARGS)
+
+test-gpu: $(INSTALLED)-dev
+	XLPRE_TEST_DEVICE=cuda $(BIN)/python -m pytest -n $(WORKERS) -rs $(ARGS) \
+	    tests/gpu tests/unit/model/kernels/triton tests/unit/pretrain/test_cuda_graphs.py
 
 lint: $(INSTALLED)-dev
 	$(BIN)/ruff check .

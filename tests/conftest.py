@@ -8,8 +8,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-os.environ["DS_ACCELERATOR"] = "cpu"
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
+if os.environ.get("XLPRE_TEST_DEVICE") != "cuda":  # see tests/gpu
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import hypothesis
 import numpy as np
