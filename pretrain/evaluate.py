@@ -39,9 +39,10 @@ if TYPE_CHECKING:
     import torch
 
     from pretrain.config import PretrainConfig
+    from pretrain.tools.held_out import Job
     from xlpre.conversion.model_folder import ModelFolder
     from xlpre.data.window_layout import DataConfig
-    from xlpre.inference.evaluation import HeldOutText
+    from xlpre.inference.evaluation import EvalSettings, Evaluation, HeldOutText
 
 MINIMUM = {"batch_size": 1, "processes": 1, "orders": 1, "seed": 0, "consistency": 0, "max_tokens": 1, "clamp_len": 1}
 LENGTHS = "128,256,400,800"
@@ -139,8 +140,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse(argv)
     mem_lens = check_options(args)
 
-    from pretrain.tools.held_out import open_model, read_run_config, read_text, text_config
+    from pretrain.tools.held_out import (
+        Job,
+        describe_text,
+        draw_memory_curve,
+        open_model,
+        read_run_config,
+        read_text,
+        text_config,
+        to_rows,
+    )
+    from xlpre.common.tables import to_text
     from xlpre.inference.evaluation import eval_windows
+    from xlpre.training.distributed import is_rank_zero
 
     device = _select_device(args)
     overrides = {name: value for name in ("clamp_len", "attention_span") if (value := getattr(args, name)) is not None}
@@ -151,8 +163,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     record = {"model": args.model, "text": args.text, "objective": folder.objective, **overrides}
     if args.compare:
         _compare(args, folder, text, data.seq_len, device, record)
-    else:
-        _evaluate(args, mem_lens, overrides, folder, config, text, data, device, record)
+        return
+    settings = eval_settings(args, mem_lens, folder, config, data)
+    evaluations = _run_job(Job(args.model, overrides, text, settings, str(device)), device, args.processes)
+    if not is_rank_zero():
+        return
+    values, spread = _order_spread(args, folder, text, data.seq_len, device)
+    mode = settings[0].mode
+    if args.picture:
+        draw_memory_curve(evaluations, args.picture, f"{args.model}, {mode}")
+    heading = (
+        f"{args.model} on {' '.join(args.text)}: {describe_text(text)}\nmode {mode}, windows of {data.seq_len} tokens"
+    )
+    write_results(args, record | values, evaluations, f"{heading}\n\n{to_text(to_rows(evaluations))}{spread}")
 
 
 def _select_device(args: argparse.Namespace) -> torch.device:
@@ -200,41 +223,17 @@ def _compare(
     write_results(args, record, comparisons, f"{heading}\n\n{to_text(comparison_rows(comparisons))}")
 
 
-def _evaluate(
-    args: argparse.Namespace,
-    mem_lens: list[int] | None,
-    overrides: dict[str, Any],
-    folder: ModelFolder,
-    config: PretrainConfig,
-    text: HeldOutText,
-    data: DataConfig,
-    device: torch.device,
-    record: dict[str, Any],
-) -> None:
-    """Evaluate with each length of memory."""
-    import torch
-
-    from pretrain.tools.held_out import (
-        Job,
-        describe_text,
-        draw_memory_curve,
-        run_evaluations,
-        run_in_job,
-        to_rows,
-    )
-    from pretrain.tools.text_scores import ProgressBar
-    from xlpre.common.tables import to_text
-    from xlpre.inference.evaluation import EvalSettings, sample_sentences
+def eval_settings(
+    args: argparse.Namespace, mem_lens: list[int] | None, folder: ModelFolder, config: PretrainConfig, data: DataConfig
+) -> list[EvalSettings]:
+    """Return the settings of the evaluation with each length of memory."""
+    from xlpre.inference.evaluation import EvalSettings
     from xlpre.inference.modes import EVAL_MODES, resolve_mode
-    from xlpre.inference.scoring import order_consistency
-    from xlpre.text.special_tokens import N_SYMBOLS
-    from xlpre.training.distributed import Comm, destroy_process_group, is_rank_zero, world_size
 
-    mode, tokenizer = resolve_mode(args.mode, folder.objective, EVAL_MODES), folder.require_tokenizer(args.model)
     default_mem_len = folder.config.mem_len if config.eval.mem_len is None else config.eval.mem_len
-    settings = [
+    return [
         EvalSettings(
-            mode=mode,
+            mode=resolve_mode(args.mode, folder.objective, EVAL_MODES),
             data=data,
             mem_len=mem_len,
             at_document_end=config.memory.at_document_end,
@@ -246,39 +245,47 @@ def _evaluate(
         )
         for mem_len in mem_lens or [default_mem_len]
     ]
-    job = Job(args.model, overrides, text, settings, str(device))
+
+
+def _run_job(job: Job, device: torch.device, n_processes: int) -> list[Evaluation]:
+    """Run the evaluations in this process, in the processes of a launcher, or in `n_processes` processes on the CPU."""
+    import torch
+
+    from pretrain.tools.held_out import run_evaluations, run_in_job
+    from pretrain.tools.text_scores import ProgressBar
+    from xlpre.training.distributed import Comm, destroy_process_group, is_rank_zero, world_size
+
     with ProgressBar(None, "unit", is_rank_zero()) as progress:
-        if world_size() > 1:
-            # processes with short documents wait for those with long ones; the launcher notices one that has died
-            torch.distributed.init_process_group("gloo", timeout=timedelta(days=30))
-            comm = Comm()
-            if device.type == "cpu":
-                comm.divide_cores()
-            evaluations = run_in_job(job, comm, progress.report)
-            destroy_process_group()
-        else:
-            evaluations = run_evaluations(job, args.processes, progress.report)
-    if not is_rank_zero():
-        return
-    spread = ""
-    max_len = data.seq_len - N_SYMBOLS
+        if world_size() == 1:
+            return run_evaluations(job, n_processes, progress.report)
+        # processes with short documents wait for those with long ones; the launcher notices one that has died
+        torch.distributed.init_process_group("gloo", timeout=timedelta(days=30))
+        comm = Comm()
+        if device.type == "cpu":
+            comm.divide_cores()
+        evaluations = run_in_job(job, comm, progress.report)
+        destroy_process_group()
+        return evaluations
+
+
+def _order_spread(
+    args: argparse.Namespace, folder: ModelFolder, text: HeldOutText, seq_len: int, device: torch.device
+) -> tuple[dict[str, Any], str]:
+    """Measure the spread of log-likelihoods over orders. Return it as values of a JSON line and as text; nothing for other objectives."""
+    from xlpre.inference.evaluation import sample_sentences
+    from xlpre.inference.scoring import order_consistency
+    from xlpre.text.special_tokens import N_SYMBOLS
+
+    max_len = seq_len - N_SYMBOLS
     sentences = sample_sentences(text.data, args.consistency, max_len)
-    if folder.objective == "permutation" and sentences:
-        model = folder.model().to(device)
-        consistency = order_consistency(
-            model, tokenizer, sentences, max(args.orders, 2), seed=args.seed, window=max_len
-        )
-        record |= {"order_std": consistency.std_per_token, "order_n_sentences": len(sentences)}
-        spread = (
-            f"\norder consistency: the log-likelihood of {len(sentences)} sentences differs by {consistency.std_per_token:.4f} nats per "
-            f"token between {consistency.n_orders} orders (mean {consistency.log_likelihood_per_token:.4f})"
-        )
-    if args.picture:
-        draw_memory_curve(evaluations, args.picture, f"{args.model}, {mode}")
-    heading = (
-        f"{args.model} on {' '.join(args.text)}: {describe_text(text)}\nmode {mode}, windows of {data.seq_len} tokens"
+    if folder.objective != "permutation" or not sentences:
+        return {}, ""
+    model, tokenizer = folder.model().to(device), folder.require_tokenizer(args.model)
+    result = order_consistency(model, tokenizer, sentences, max(args.orders, 2), seed=args.seed, window=max_len)
+    return {"order_std": result.std_per_token, "order_n_sentences": len(sentences)}, (
+        f"\norder consistency: the log-likelihood of {len(sentences)} sentences differs by {result.std_per_token:.4f} nats per "
+        f"token between {result.n_orders} orders (mean {result.log_likelihood_per_token:.4f})"
     )
-    write_results(args, record, evaluations, f"{heading}\n\n{to_text(to_rows(evaluations))}{spread}")
 
 
 if __name__ == "__main__":
