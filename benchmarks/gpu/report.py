@@ -74,7 +74,7 @@ def start(args: list[str], stdout: int = subprocess.PIPE) -> subprocess.Popen[st
     return subprocess.Popen(
         [sys.executable, *command],
         cwd=REPOSITORY,
-        env=make_environment(HF_HUB_OFFLINE="1"),
+        env=make_environment(HF_HUB_OFFLINE="1", XLPRE_TEST_DEVICE="cuda"),
         stdout=stdout,
         stderr=subprocess.STDOUT,
         text=True,

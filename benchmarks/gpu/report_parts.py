@@ -29,7 +29,7 @@ XDIST = ["-n", "12"] if find_spec("xdist") else []
 KERNEL_TESTS = tuple(
     f"tests/unit/model/kernels/triton/test_{name}.py" for name in ("attention", "dropout", "panels", "fused_ops")
 )
-PYTEST = ["-m", "pytest", "-q", "--tb=short", "-rf", "--noconftest", "-p", "no:cacheprovider", *XDIST]
+PYTEST = ["-m", "pytest", "-q", "--tb=short", "-rf", "-p", "no:cacheprovider", *XDIST]
 GRAPH_TESTS = "tests/unit/pretrain/test_cuda_graphs.py"
 REPORT = "gpu/report.py"
 ATTENTION, FUSED_OPS, TILES, WINDOWS = "speed/attention.py", "gpu/fused_ops.py", "gpu/tiles.py", "gpu/window_length.py"
@@ -89,8 +89,9 @@ def parts(folder: Path) -> list[Part]:
     models, attention = MODEL_PACKAGES, [ATTENTION, "--dropout", "0.1"]
     return [
         Part("ceilings", 60, [REPORT, "--ceilings"]),
-        Part("tests", 120, [*PYTEST, *KERNEL_TESTS], packages=("pytest", "hypothesis")),
-        Part("tests of graphs", 60, [*PYTEST, GRAPH_TESTS], packages=("pytest", *TRAINING_PACKAGES)),
+        Part("tests", 120, [*PYTEST, "--noconftest", *KERNEL_TESTS], packages=("pytest", "hypothesis")),
+        Part("tests of graphs", 60, [*PYTEST, "--noconftest", GRAPH_TESTS], packages=("pytest", *TRAINING_PACKAGES)),
+        Part("tests of commands", 240, [*PYTEST, "tests/gpu"], packages=("pytest", "hypothesis", *TRAINING_PACKAGES)),
         Part("attention bf16", 60, attention),
         Part("fused ops bf16", 60, [FUSED_OPS]),
         Part("step large layers", 90, step(LARGE, [32], layers, rounds=4), packages=models),

@@ -1,8 +1,7 @@
 """Runs the other tests of this folder in Triton's interpreter, on a CPU.
 
 TRITON_INTERPRET=1 must be set before triton is first imported, so each file runs in a separate process. bf16 runs on GPUs only, because
-the interpreter multiplies its bits as integers. fp16 stands in for it. On a machine with a GPU:
-python -m pytest --noconftest tests/unit/model/kernels/triton
+the interpreter multiplies its bits as integers. fp16 stands in for it. On a machine with a GPU, `make test-gpu` runs the other tests.
 """
 
 from pathlib import Path
