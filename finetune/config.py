@@ -204,6 +204,7 @@ class TaskTrainConfig(TrainConfig):
         micro_batch_size: examples of one process per forward and backward pass. null: all examples of the process. The number of
             micro-steps (gradient accumulation) is global_batch_size / (number of processes * micro_batch_size).
         batch_warmup_steps: for pretraining only. In fine-tuning, all batches have the same size.
+        keep_checkpoints_every: for pretraining only. Fine-tuning removes the checkpoints of a finished run.
     """
 
     steps: int = 1000
@@ -213,6 +214,11 @@ class TaskTrainConfig(TrainConfig):
         if self.batch_warmup_steps:
             raise ValueError(
                 f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: in fine-tuning, batches have a fixed size. Leave it out."
+            )
+        if self.keep_checkpoints_every is not None:
+            raise ValueError(
+                f"train.keep_checkpoints_every={self.keep_checkpoints_every} is invalid: fine-tuning removes the checkpoints of a finished "
+                "run. Leave it out."
             )
 
 
@@ -296,9 +302,9 @@ class FinetuneConfig:
         check_run_identity(self.name, self.run_dir, self.seed, self.num_seeds)
         if self.epochs is not None and self.epochs <= 0:
             raise ValueError(f"epochs={self.epochs} is invalid: it must be above 0. Set null to use train.steps.")
-        if self.warmup_ratio is not None and not 0 <= self.warmup_ratio <= 1:
+        if self.warmup_ratio is not None and not 0 <= self.warmup_ratio < 1:
             raise ValueError(
-                f"warmup_ratio={self.warmup_ratio} is invalid: it must be between 0 and 1. Set null to use schedule.warmup_steps."
+                f"warmup_ratio={self.warmup_ratio} is invalid: it must be at least 0 and below 1. Set null to use schedule.warmup_steps."
             )
         check_compile(self.train, self.model.attention_backend)
         check_overrides(self.deepspeed)

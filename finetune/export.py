@@ -37,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError(f"TARGET={args.target} is invalid: it exists already. Name a new folder.")
 
     from finetune.tasks.regression import RegressionTask
+    from finetune.tasks.text_classification import CSV_CORPORA
     from finetune.trainer.run_record import read_record
     from finetune.trainer.task_model import open_task_model
     from xlpre.conversion.hub_upload import check_repository, finish_export
@@ -49,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if isinstance(task, RegressionTask):
         model = dataclasses.replace(model, head=task.denormalize_head(model.head))
     record = read_record(args.source, task, model.folder.provenance)
-    name, n_texts = args.push or args.target.name, len(task.text_columns)
+    name = args.push or args.target.name
+    n_texts = 1 if task.name in CSV_CORPORA else len(task.text_columns)  # these corpora join their columns
     card = task_model_card(model.folder, name, task.name, task.head_kind, n_texts, task.label_names, record)
     model = dataclasses.replace(model, folder=without_paths(model.folder))
     save_huggingface_task_model(

@@ -19,6 +19,7 @@ from finetune.data.table_reader import (
     get_class_index,
     get_number,
     get_text,
+    has_columns,
     is_hub_split,
     read_rows,
 )
@@ -36,6 +37,7 @@ class Source(Protocol):
     dev_splits: tuple[str, ...]
     test_splits: tuple[str, ...]
     text_columns: tuple[str, ...]
+    label_columns: tuple[str, ...]
 
     def data_settings(self) -> dict[str, Any]:
         """Return the `data` settings that rebuild the task, as in `Task.data_settings`."""
@@ -86,9 +88,11 @@ class TableSource:
 
     Attributes:
         has_test_labels: True if the test files have labels.
+        label_remedy: what to do about an unknown label.
     """
 
     has_test_labels = False
+    label_remedy = "Correct it."
 
     def __init__(
         self,
@@ -99,6 +103,8 @@ class TableSource:
         data: TaskDataConfig,
     ) -> None:
         self.columns, self.text_columns, self._data = columns, columns.texts, data
+        renamed = {**columns.aliases, **columns.hub.names}
+        self.label_columns = (columns.label, *(name for name, usual in renamed.items() if usual == columns.label))
         self._train, self._files = train, {**dev, **test}
         self._holds_out = not dev
         self.dev_splits, self.test_splits = tuple(dev) or (HELD_OUT,), tuple(test)
@@ -118,7 +124,9 @@ class TableSource:
             if not self._train:
                 raise ValueError("data.train=null is invalid: fine-tuning needs training files. Set data.train=[FILE].")
             errors = RowErrors()
-            examples = [example for path in self._train for example in self._read_file(path, True, errors)]
+            examples: list[Example] = []
+            for path in self._train:
+                examples += self._read_file(path, True, errors, first_row=len(examples))
             errors.raise_if_any()
             if self._holds_out:
                 examples = select_split(examples, self._data.val_fraction, split, str(self._train[0]))
@@ -154,10 +162,10 @@ class TableSource:
         label: int | float | None = None
         if labeled or not self._is_hidden_label(fields.get(columns.label)):
             if columns.label_names:
-                label = get_class_index(fields, columns.label, columns.label_names, location)
+                label = get_class_index(fields, columns.label, columns.label_names, location, self.label_remedy)
             else:
                 label = get_number(fields, columns.label, location)
-        example_id = next((str(fields[key]) for key in ("index", "id") if key in fields), default_id)
+        example_id = next((str(fields[key]) for key in ("index", "id") if fields.get(key) is not None), default_id)
         return Example(example_id, self._texts(fields, location, allow_empty=label is None), label, location)
 
     def write_submission(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
@@ -179,13 +187,14 @@ class TableSource:
         allow_empty = allow_empty or (self.columns.is_damaged and len(columns) > 1)
         return tuple(get_text(fields, column, location, allow_empty) for column in columns)
 
-    def _read_file(self, path: Path, labeled: bool, errors: RowErrors) -> Iterator[Example]:
+    def _read_file(self, path: Path, labeled: bool, errors: RowErrors, first_row: int = 0) -> Iterator[Example]:
+        """Yield the examples of a file. Examples without an id get the number of their row, from `first_row` on."""
         columns = self.columns
-        names = columns.names if labeled else ()
+        names = columns.names if labeled or not has_columns(path, columns.texts) else ()
         rows = read_rows(path, names, columns.is_damaged and labeled, errors)
-        for row, (location, fields) in enumerate(rows):
+        for row, (location, fields) in enumerate(rows, first_row):
             example = None
-            with errors.collect(location, is_first=row == 0):
+            with errors.collect(location, is_first=row == first_row):
                 if is_hub_split(path):
                     fields = columns.hub.to_file_fields(fields, columns.label, location)
                 example = self.parse_example(fields, location, str(row), labeled)

@@ -108,6 +108,15 @@ def is_hub_split(path: Path | str) -> bool:
     return True
 
 
+def has_columns(path: Path, columns: Sequence[str]) -> bool:
+    """Return True if the first line of a .tsv or .csv file names these columns. Files of other kinds always name theirs."""
+    kind = next((suffix for suffix in reversed(path.suffixes) if suffix not in COMPRESSED_SUFFIXES), "")
+    if is_hub_split(path) or not path.is_file() or kind not in (".tsv", ".txt", ".csv"):
+        return True
+    _, names = next(_read_csv(path) if kind == ".csv" else _read_tsv(path), (1, []))
+    return {*columns} <= {*names}
+
+
 def get_text(fields: Fields, column: str, location: str, allow_empty: bool = False) -> str:
     """Return the text in a column.
 
@@ -136,8 +145,10 @@ def get_value(fields: Fields, column: str, location: str) -> Any:
     return fields[column]
 
 
-def get_class_index(fields: Fields, column: str, label_names: Sequence[str], location: str) -> int:
-    """Return the index of the label in a column.
+def get_class_index(
+    fields: Fields, column: str, label_names: Sequence[str], location: str, remedy: str = "Correct it."
+) -> int:
+    """Return the index of the label in a column. `remedy` is the last sentence of the message about an unknown label.
 
     Raises:
         ValueError: the column is missing, or its label is not in `label_names`.
@@ -149,7 +160,7 @@ def get_class_index(fields: Fields, column: str, label_names: Sequence[str], loc
         known = ", ".join(label_names[:20]) + (", ..." if len(label_names) > 20 else "")
         hint = " YAML reads yes and no without quotes as True and False." if {"True", "False"} & {*label_names} else ""
         raise ValueError(
-            f"{location}: label {label!r} in column {column!r} is invalid: labels are {known}. Correct it, or add it to data.labels.{hint}"
+            f"{location}: label {label!r} in column {column!r} is invalid: labels are {known}. {remedy}{hint}"
         )
     return label_names.index(label)
 

@@ -33,6 +33,7 @@ class Task(Protocol):
         head_kind: kind of the head, a key of `HEADS` in xlpre/conversion/hf_heads.py.
         label_names: names of the classes or options; empty for other tasks.
         text_columns: names of the texts of an example, if a line can contain just these texts, separated by tabs; otherwise empty.
+        label_columns: names of the columns that contain labels in some files. Predictions ignore them.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Task(Protocol):
     head_kind: str
     label_names: Sequence[str]
     text_columns: tuple[str, ...]
+    label_columns: tuple[str, ...]
 
     def data_settings(self) -> dict[str, Any]:
         """Return the `data` settings that are stored with a fine-tuned model, to build the task again for predictions."""

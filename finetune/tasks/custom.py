@@ -23,6 +23,8 @@ from xlpre.model.pooling import Pooling
 class CustomSource(TableSource):
     """Files whose columns are named in the settings."""
 
+    label_remedy = "Correct it, or add it to data.labels."
+
     def data_settings(self) -> dict[str, Any]:
         """Return the settings needed to read a row, including the column names."""
         columns = self.columns

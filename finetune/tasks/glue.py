@@ -109,7 +109,10 @@ GLUE_LAYOUTS = {
         "CoLA", ("sentence",), "label", BINARY, "matthews", names=("source", "label", "star", "sentence")
     ),
     "glue/sst-2": _layout("SST-2", ("sentence",), "label", BINARY),
-    "glue/mrpc": _layout("MRPC", ("#1 String", "#2 String"), "Quality", BINARY, "accuracy", "f1", hub_texts=PAIR),
+    "glue/mrpc": dataclasses.replace(
+        _layout("MRPC", ("#1 String", "#2 String"), "Quality", BINARY, "accuracy", "f1", hub_texts=PAIR),
+        test={"test.tsv": "MRPC.tsv", "msr_paraphrase_test.txt": "MRPC.tsv"},  # the second is the original file
+    ),
     "glue/qqp": _layout("QQP", ("question1", "question2"), "is_duplicate", BINARY, "accuracy", "f1", is_damaged=True),
     "glue/sts-b": _layout("STS-B", PAIR, "score", (), "pearson", "spearman"),
     "glue/mnli": MNLI,

@@ -38,6 +38,7 @@ class RaceSource:
 
     dev_splits: tuple[str, ...] = ("dev",)
     text_columns: tuple[str, ...] = ()
+    label_columns: tuple[str, ...] = ("answer",)
 
     def __init__(self, name: str, data: TaskDataConfig) -> None:
         self._name, self._data = name, data
@@ -77,7 +78,12 @@ class RaceSource:
         """Build the example of a question from the fields article, question and options, and optionally answer."""
         article, question, options = (get_value(fields, name, location) for name in ("article", "question", "options"))
         return _build_example(
-            str(fields.get("id", default_id)), article, question, options, fields.get("answer"), location
+            str(default_id if fields.get("id") is None else fields["id"]),
+            article,
+            question,
+            options,
+            fields.get("answer"),
+            location,
         )
 
     def write_submission(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:

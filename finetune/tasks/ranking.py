@@ -44,6 +44,7 @@ class RankingSource:
     """
 
     text_columns: tuple[str, ...] = ("query", "document")
+    label_columns: tuple[str, ...] = ()
 
     def __init__(self, data: TaskDataConfig) -> None:
         self._data, folder = data, Path(data.root)
@@ -98,7 +99,7 @@ class RankingSource:
     def parse_example(self, fields: Fields, location: str, default_id: str = "") -> Example:
         """Build the example of a pair from the fields `query` and `document`."""
         texts = tuple(get_text(fields, column, location, allow_empty=True) for column in self.text_columns)
-        return Example(str(fields.get("id", default_id)), texts, None, location)
+        return Example(str(default_id if fields.get("id") is None else fields["id"]), texts, None, location)
 
     def write_submission(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
         """Write a run file for each split."""
@@ -173,7 +174,7 @@ class RankingTask(SequenceTask):
     def to_predictions(self, split: Split, outputs: Outputs) -> list[Prediction]:
         """Return the score of each candidate; `id` is the id of the document."""
         return [
-            {"id": example.id, "query": example.group, "prediction": float(score)}
+            {"id": example.id, **({"query": example.group} if example.group else {}), "prediction": float(score)}
             for example, score in zip(split.examples, self.predict_values(outputs), strict=True)
         ]
 

@@ -12,7 +12,7 @@ from finetune.tasks.custom import build_classification, build_regression
 from finetune.tasks.glue import GLUE_LAYOUTS, build_glue
 from finetune.tasks.race import RACE_LEVELS, build_race
 from finetune.tasks.ranking import build_ranking
-from finetune.tasks.squad import SQUAD_VERSIONS, build_squad
+from finetune.tasks.squad import build_squad
 from finetune.tasks.text_classification import CSV_CORPORA, build_corpus
 from xlpre.model.pooling import Pooling
 
@@ -32,15 +32,18 @@ class TaskFamily:
     unused_settings: tuple[str, ...]
 
 
-FILES, COLUMNS, TREC = ("train", "dev", "test"), ("text", "labels", "label_scale"), ("queries", "documents", "qrels")
+FILES, TREC = ("train", "dev", "test"), ("queries", "documents", "qrels")
+COLUMNS = ("text", "label", "labels", "label_scale")
+RACE, SQUAD = ("max_option_len",), ("max_question_len", "doc_stride", "max_answer_len", "null_score_threshold")
 FAMILIES = (
-    TaskFamily(tuple(GLUE_LAYOUTS), build_glue, (*COLUMNS, *TREC)),
-    TaskFamily(tuple(RACE_LEVELS), build_race, (*FILES, *COLUMNS, *TREC)),
-    TaskFamily(tuple(SQUAD_VERSIONS), build_squad, (*COLUMNS, *TREC)),
-    TaskFamily(("imdb", *CSV_CORPORA), build_corpus, (*FILES, *COLUMNS, *TREC)),
-    TaskFamily(("classify",), build_classification, ("label_scale", *TREC)),
-    TaskFamily(("regress",), build_regression, ("labels", *TREC)),
-    TaskFamily(("rank",), build_ranking, COLUMNS),
+    TaskFamily(tuple(GLUE_LAYOUTS), build_glue, (*COLUMNS, *TREC, *RACE, *SQUAD)),
+    TaskFamily(tuple(RACE_LEVELS), build_race, (*FILES, *COLUMNS, *TREC, *SQUAD)),
+    TaskFamily(("squad/1.1",), build_squad, (*COLUMNS, *TREC, *RACE, "null_score_threshold")),
+    TaskFamily(("squad/2.0",), build_squad, (*COLUMNS, *TREC, *RACE)),
+    TaskFamily(("imdb", *CSV_CORPORA), build_corpus, (*FILES, *COLUMNS, *TREC, *RACE, *SQUAD)),
+    TaskFamily(("classify",), build_classification, ("label_scale", *TREC, *RACE, *SQUAD)),
+    TaskFamily(("regress",), build_regression, ("labels", *TREC, *RACE, *SQUAD)),
+    TaskFamily(("rank",), build_ranking, (*COLUMNS, *RACE, *SQUAD)),
 )
 TASK_NAMES = tuple(name for family in FAMILIES for name in family.names)
 
@@ -59,7 +62,7 @@ def build_task(name: str, data: TaskDataConfig, pooling: Pooling) -> Task:
     for family in FAMILIES:
         if name in family.names:
             for key in family.unused_settings:
-                if getattr(data, key):
+                if getattr(data, key) != TaskDataConfig.__dataclass_fields__[key].default:
                     raise ValueError(
                         f"data.{key}={getattr(data, key)} is invalid: task={name} does not use it. Leave it out."
                     )

@@ -61,7 +61,7 @@ class SequenceTask:
                 "Set model.pooling=last."
             )
         self.dev_splits, self.test_splits = source.dev_splits, source.test_splits
-        self.text_columns = source.text_columns
+        self.text_columns, self.label_columns = source.text_columns, source.label_columns
 
     def data_settings(self) -> dict[str, Any]:
         """Return the settings of the data source and the settings for long texts."""

@@ -83,6 +83,7 @@ class SpanTask:
     head_kind = "span"
     label_names: Sequence[str] = ()
     text_columns: tuple[str, ...] = ()
+    label_columns: tuple[str, ...] = ("answers", "is_impossible")
 
     def __init__(self, name: str, data: TaskDataConfig, always_answerable: bool) -> None:
         self.name, self.always_answerable, self._data = name, always_answerable, data

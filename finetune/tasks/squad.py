@@ -98,7 +98,9 @@ class SquadTask(SpanTask):
 
 
 def build_squad(name: str, data: TaskDataConfig, pooling: Pooling) -> Task:
-    """Build `squad/1.1` or `squad/2.0`. The span head does not use `pooling`."""
+    """Build `squad/1.1` or `squad/2.0`."""
+    if pooling != "last":
+        raise ValueError(f"model.pooling={pooling} is invalid with task={name}: its head does not pool. Leave it out.")
     return SquadTask(name, data)
 
 
@@ -173,7 +175,7 @@ def parse_question(
             )
         if not (spans or labeled or (impossible and not always_answerable)):
             spans = None  # an empty list means hidden answers
-    example_id = fields.get("id", default_id)
+    example_id = default_id if fields.get("id") is None else fields["id"]
     if not isinstance(example_id, (str, int)):
         raise ValueError(f"{location}: id {example_id!r} is invalid: it must be a text. Write it as a string.")
     return Example(str(example_id), (context, question), spans, location)

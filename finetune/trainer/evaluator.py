@@ -40,7 +40,7 @@ def predict_split(model: TaskModel, split: Split, batch_size: int, overhead_toke
     if any(np.isnan(x).any() for x in gathered.values()):
         raise ValueError(
             f"the model outputs for {split.name} are NaN: the weights of init_from are not finite, or optim.lr is too high. "
-            "Lower optim.lr, or use other weights."
+            "Under another name, lower optim.lr or use other weights."
         )
     return gathered
 

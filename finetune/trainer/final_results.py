@@ -99,17 +99,17 @@ def finalize_run(inputs: RunInputs, seed: int, steps: int, train_seconds: float,
     return outputs[0]
 
 
-def finalize(inputs: RunInputs, seeds: Sequence[int], outputs: Mapping[int, Outputs], context: TrainingContext) -> None:
-    """Summarize the runs, and predict the test splits with the best run. Every process must call this function.
+def finalize(inputs: RunInputs, outputs: Mapping[int, Outputs], context: TrainingContext) -> None:
+    """Summarize all runs in the run folder, and predict the test splits with the best run. Every process must call this function.
 
     Args:
         inputs: inputs that the runs of all seeds share.
-        seeds: seeds of the runs.
         outputs: outputs for the first dev split, by seed. If those of the best seed are missing, they are computed again.
         context: device and communication of this process.
     """
     config = inputs.config
-    run_dir, folders = Path(config.run_dir), [seed_folder(config.run_dir, seed) for seed in seeds]
+    run_dir = Path(config.run_dir)
+    folders = [path.parent for path in result_paths(run_dir)]
     results = [Result.read(folder / RESULT) for folder in folders]
     best = max(results, key=lambda result: result.score)
     best_folder = seed_folder(config.run_dir, best.seed)

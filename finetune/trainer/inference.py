@@ -72,6 +72,8 @@ def read_input(file: Path | None, text_columns: Sequence[str], is_squad: bool = 
         ValueError: the file cannot be read.
     """
     if file is not None and not file.is_file():
+        if file.exists() and not file.is_dir():
+            raise ValueError(f"{file} is invalid: it is a pipe. Pass its text as standard input, without FILE.")
         reason = "it is a folder" if file.is_dir() else "there is no such file"
         raise ValueError(f"{file} is invalid: {reason}. Pass a file with one example per line.")
     if file is not None and is_squad and ".json" in file.suffixes:
@@ -82,7 +84,13 @@ def read_input(file: Path | None, text_columns: Sequence[str], is_squad: bool = 
         return
     path = file or STDIN
     for number, (_, text) in enumerate(read_lines(path, ByteCounter()), 1):
-        if line := text.rstrip("\r\n"):
+        line = text.rstrip("\r\n")
+        if file is None and number == 1 and _names_columns(line, text_columns):
+            raise ValueError(
+                f"{path}, line 1 is invalid: it names the columns of a table. Pass the table as FILE, or remove this line and all columns "
+                f"but {' and '.join(text_columns)}."
+            )
+        if line:
             yield f"{path}, line {number}", line
 
 
@@ -128,8 +136,8 @@ def _parse_line(task: Task, line: str | Fields, location: str, row: int) -> Exam
                 remedy = "Remove the other texts."
             raise ValueError(f"{location} is invalid: {rule}. {remedy}")
         fields = dict(zip(columns, texts, strict=True))
-    label = task.data_settings().get("label")  # the column of own files; predictions do not need it
-    return task.parse_example({name: value for name, value in fields.items() if name != label}, location, str(row))
+    without_labels = {name: value for name, value in fields.items() if name not in task.label_columns}
+    return task.parse_example(without_labels, location, str(row))
 
 
 def _split_texts(line: str) -> list[str]:
@@ -147,4 +155,9 @@ def _has_columns(file: Path, text_columns: Sequence[str]) -> bool:
     if not {".tsv", ".txt"} & {*file.suffixes}:
         return bool({".csv", ".parquet"} & {*file.suffixes})
     _, first = next(read_lines(file, ByteCounter()), (0, ""))
-    return bool(text_columns) and {*text_columns} <= {*first.rstrip("\r\n").split("\t")}
+    return _names_columns(first.rstrip("\r\n"), text_columns)
+
+
+def _names_columns(line: str, text_columns: Sequence[str]) -> bool:
+    """Return True if a line is the header of a table with these columns."""
+    return bool(text_columns) and {*text_columns} <= {*line.split("\t")}

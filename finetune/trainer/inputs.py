@@ -241,7 +241,8 @@ def _resolve(config: FinetuneConfig, n_train: int, data_settings: dict[str, Any]
     if config.epochs is not None:
         train = dataclasses.replace(train, steps=max(1, math.ceil(config.epochs * n_train / train.global_batch_size)))
     if config.warmup_ratio is not None:
-        schedule = dataclasses.replace(schedule, warmup_steps=round(config.warmup_ratio * train.steps))
+        warmup_steps = min(round(config.warmup_ratio * train.steps), train.steps - 1)
+        schedule = dataclasses.replace(schedule, warmup_steps=warmup_steps)
     if schedule.warmup_steps >= train.steps:
         raise ValueError(
             f"schedule.warmup_steps={schedule.warmup_steps} is invalid: it must be below train.steps={train.steps}. "

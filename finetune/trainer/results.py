@@ -149,9 +149,8 @@ class Summary:
         metric = self.main_metric.rpartition("/")[2]
         baseline = CHANCE_BASELINES.get(metric.partition("@")[0], "a trivial baseline")
         remedy = (
-            "Small models need a higher learning rate: try optim.lr=1e-3."
-            if self.lr < 1e-3
-            else f"Try another learning rate than optim.lr={format_lr(self.lr)}, more steps, or weights that were pretrained for longer."
+            f"Try another learning rate than optim.lr={format_lr(self.lr)} (small models need a higher one, such as 1e-3; large models "
+            "sometimes fail with one seed and not with others), more steps, or weights that were pretrained for longer."
         )
         chance = f"{self.chance_threshold:.3f} or less counts as chance"
         return f"{metric} {min(self.scores):.3f} is no better than {baseline} ({chance}). {remedy}"
@@ -235,20 +234,20 @@ def merge_glue_submissions(run_dirs: Sequence[Path], target: Path) -> list[str]:
     Returns:
         Names of the files that a complete submission has, but these runs do not.
 
+    Predictions for other files than those of GLUE are left out.
+
     Raises:
-        ValueError: two runs have predictions for the same task, a file is incomplete or not of GLUE, or there are no predictions.
+        ValueError: two runs have predictions for the same task, a file is incomplete, or there are no predictions.
     """
     files: dict[str, Path] = {}
     for path in (path for run_dir in run_dirs for path in sorted((run_dir / "predictions").glob("*.tsv"))):
+        if path.name not in SUBMISSION_ROWS:
+            continue
         if path.name in files:
             raise ValueError(
                 f"{path} and {files[path.name]} are predictions for the same task. Name only one of the runs."
             )
         n_rows = path.read_text("utf-8").count("\n") - 1
-        if path.name not in SUBMISSION_ROWS:
-            raise ValueError(
-                f"{path} is not part of a GLUE submission, which has {', '.join(SUBMISSION_ROWS)}. Leave the run out."
-            )
         if n_rows != SUBMISSION_ROWS[path.name]:
             raise ValueError(
                 f"{path} has {n_rows:,} predictions, but a submission needs {SUBMISSION_ROWS[path.name]:,}. Predict the whole test file."

@@ -81,7 +81,7 @@ def finetune(config: FinetuneConfig) -> None:
             break
         outputs[seed] = finalize_run(inputs, seed, trainer.progress.step, trainer.progress.train_seconds, context)
     else:
-        finalize(inputs, list(seeds), outputs, context)
+        finalize(inputs, outputs, context)
     lock.close()
 
 

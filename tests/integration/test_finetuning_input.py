@@ -275,6 +275,20 @@ def test_standard_input_is_read_like_a_file(tmp_path):
         os.close(original_stdin)
 
 
+def test_a_pipe_and_a_table_on_standard_input_are_refused_with_the_right_way(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(
+        ValueError, match="pipe is invalid: it is a pipe. Pass its text as standard input, without FILE"
+    ):
+        next(read_input(tmp_path / "pipe", ("text",)))
+    lines = [(0, "label\ttext\n"), (0, "good\tba\n")]
+    monkeypatch.setattr("finetune.trainer.inference.read_lines", lambda path, counter: iter(lines))
+    with pytest.raises(
+        ValueError, match="stdin, line 1 is invalid: it names the columns of a table. Pass the table as FILE"
+    ):
+        next(read_input(None, ("text",)))
+
+
 def test_a_file_with_the_name_stdin_is_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "stdin").write_text("ba\n")

@@ -171,6 +171,6 @@ def _out_of_memory(text: str) -> str:
         requested = f" when it requested {n_bytes / 1e9:,.2f} GB more"
     return (
         f"process {os.environ.get('RANK', '0')} ran out of memory{requested}. "
-        "Lower train.micro_batch_size or model.mem_len, or set train.activation_checkpointing=true. "
-        "pretrain/plan.py predicts the memory of pretraining."
+        "In training, lower train.micro_batch_size, eval.batch_size or mem_len (of model in pretraining, of data in fine-tuning), or set "
+        "train.activation_checkpointing=true; in other commands, lower --batch-size. pretrain/plan.py predicts the memory of pretraining."
     )

@@ -45,12 +45,15 @@ def open_stream(source: str, split: str, key: str = "text.source=") -> Any:
     try:
         if any((Path(name) / file).is_file() for file in SAVED_DATASET_FILES):
             return _load_from_disk(name, split)
+        is_path = name.startswith((".", "/")) or Path(name).exists()
+        if name.count("/") == 2 and not is_path:  # OWNER/NAME/CONFIG
+            return datasets.load_dataset(head, tail, split=split, streaming=True)
         try:
             return datasets.load_dataset(name, None, split=split, streaming=True)
         except datasets.exceptions.DatasetNotFoundError:
-            if not head or name.startswith((".", "/")):
+            if not head or is_path:
                 raise
-            return datasets.load_dataset(head, tail, split=split, streaming=True)  # NAME/CONFIG or OWNER/NAME/CONFIG
+            return datasets.load_dataset(head, tail, split=split, streaming=True)  # NAME/CONFIG
     except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
         message = " ".join(str(error).split()).rstrip(".")
         raise ValueError(f"{key}{source!r} could not be loaded: {message}. Check its name and the network.") from None

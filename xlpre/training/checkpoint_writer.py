@@ -202,14 +202,14 @@ class CheckpointWriter:
         nonfinite = self._comm.broadcast(next((name for name, x in weights.items() if not all_finite(x)), ""))
         if nonfinite:
             self.finish()
-            remedy = (
-                f"Lower optim.lr, and the run resumes from {self._latest.name}, whose weights are finite"
+            resume = (
+                f" (pretraining then resumes from {self._latest.name}, whose weights are finite)"
                 if self._latest
-                else "Lower optim.lr"
+                else ""
             )
             raise ValueError(
-                f"the weights are not finite after step {step:,} (the first is {nonfinite}) and were not saved. {remedy}; or start under "
-                "another name with another train.precision."
+                f"the weights are not finite after step {step:,} (the first is {nonfinite}) and were not saved. Lower optim.lr{resume}, or "
+                "start under another name with another train.precision. Fine-tuning needs another name in both cases."
             )
         return weights
 

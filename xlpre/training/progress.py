@@ -101,7 +101,7 @@ class Progress:
             hint = on_too_many_skips()
             raise ValueError(
                 f"the gradients of {self.consecutive_skips} steps in a row, up to step {self.step:,}, were not finite, and these steps "
-                f"were skipped. {hint}Lower optim.lr, or check the weights of init_from."
+                f"were skipped. {hint}Lower optim.lr, in fine-tuning under another name, or check the weights of init_from."
             )
         if self._writer.in_progress and not is_writing:
             self._writer.advance()

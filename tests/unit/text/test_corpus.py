@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.conftest import examples
 from xlpre.text import corpus, document
 from xlpre.text.corpus import TextConfig, list_units, read_documents, read_units, source_files
+from xlpre.text.hub import read_hf_rows
 from xlpre.text.readers import ByteCounter
 
 
@@ -49,6 +50,25 @@ def test_a_dataset_folder_is_read_by_name(tmp_path, monkeypatch):
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "train.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
     assert read(f"hf:{tmp_path / 'set'}") == [["one"], ["two"]]
+
+
+def test_a_name_on_the_hub_may_end_with_a_configuration(monkeypatch):
+    import datasets
+
+    loaded = []
+
+    def load(name, config, split, streaming):
+        loaded.append((name, config))
+        if name.count("/") > 1:  # as `datasets` does, without asking the Hub
+            raise FileNotFoundError(f"Couldn't find any data file at {name}.")
+        if name == "data/config":
+            raise datasets.exceptions.DatasetNotFoundError(name)
+        return datasets.Dataset.from_dict({"text": ["one"]}).to_iterable_dataset()
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    for name in ("owner/data/config", "owner/data", "data/config"):
+        assert [*read_hf_rows(f"hf:{name}", "train")] == [{"text": "one"}]
+    assert loaded == [("owner/data", "config"), ("owner/data", None), ("data/config", None), ("data", "config")]
 
 
 def test_a_dataset_saved_to_disk_is_read_by_split(tmp_path):

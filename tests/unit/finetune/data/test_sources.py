@@ -49,3 +49,11 @@ def test_custom_files_without_training_files_are_refused_when_they_are_read(tmp_
         ValueError, match=r"data.train=null is invalid: .*needs training files. Set data.train=\[FILE\]"
     ):
         task.read_split("train")
+
+
+def test_rows_of_several_training_files_have_different_ids(tmp_path):
+    for name in ("a.tsv", "b.tsv"):
+        (tmp_path / name).write_text("text\tlabel\n" + "".join(f"{name} {n}\t{n % 2}\n" for n in range(20)))
+    task = build("classify", tmp_path, text=["text"], labels=["0", "1"], train=["a.tsv", "b.tsv"], val_fraction=0.5)
+    ids = [example.id for split in ("train", "held_out") for example in task.read_split(split)]
+    assert sorted(map(int, ids)) == list(range(40))

@@ -1,5 +1,6 @@
 """GLUE tasks are read as distributed, and submissions have the official format."""
 
+import json
 import zipfile
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from finetune.data.examples import Split
 from finetune.tasks.glue import GLUE_LAYOUTS
+from finetune.trainer.inference import _parse_line
 from finetune.trainer.results import merge_glue_submissions
 from tests.unit.finetune.conftest import build
 
@@ -92,6 +94,36 @@ def test_a_submission_has_the_file_names_header_and_labels_of_glue(name, files, 
     assert sorted(contents) == files
     rows = "".join(f"{index}\t{prediction}\n" for index, prediction in enumerate(predictions))
     assert set(contents.values()) == {"index\tprediction\n" + rows}
+
+
+def test_the_original_test_file_of_mrpc_is_submitted_as_mrpc(tmp_path):
+    write_glue(tmp_path, "glue/mrpc")
+    task = build("glue/mrpc", tmp_path, test=["msr_paraphrase_test.txt"])
+    assert [*submit(task, tmp_path, np.zeros((3, 2), np.float32))] == ["MRPC.tsv"]
+
+
+def test_a_test_file_of_cola_may_have_a_header_or_the_columns_of_the_training_file(tmp_path):
+    write_glue(tmp_path, "glue/cola")
+    rows = "gj04\t1\t\tThe a.\ngj04\t0\t*\tA the.\n"
+    (tmp_path / "CoLA" / "labeled.tsv").write_text(rows)
+    task = build("glue/cola", tmp_path, test=["labeled.tsv", "test.tsv"])
+    assert [(x.texts, x.label) for x in task.read_split("labeled")] == [(("The a.",), 1), (("A the.",), 0)]
+    assert len(task.read_split("test")) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("glue/rte", {"sentence1": "A.", "sentence2": "B.", "label": 0}),
+        ("glue/mnli", {"sentence1": "A.", "sentence2": "B.", "gold_label": "-"}),
+        ("race", {"article": "A.", "question": "B?", "options": ["C", "D", "E", "F"], "answer": 0}),
+        ("squad/1.1", {"context": "A.", "question": "B?", "answers": ["A"]}),
+    ],
+)
+def test_predictions_ignore_labels_of_any_form(name, fields, tmp_path):
+    task = build(name, tmp_path)
+    example = _parse_line(task, json.dumps({"id": None, **fields}), "line 1", 7)
+    assert not example.label and example.id == "7"
 
 
 def test_predictions_of_sts_b_are_clipped_to_its_bounds(tmp_path):

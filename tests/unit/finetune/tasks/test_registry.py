@@ -32,5 +32,11 @@ def test_an_official_task_without_its_folder_names_the_files_it_needs(name, tmp_
 def test_unused_settings_are_refused(tmp_path):
     with pytest.raises(ValueError, match="data.text=.* task=glue/cola"):
         build("glue/cola", tmp_path, text=["a"])
+    with pytest.raises(ValueError, match="data.null_score_threshold=0.0 is invalid: task=squad/1.1 does not use it"):
+        build("squad/1.1", tmp_path, null_score_threshold=0.0)
+    with pytest.raises(ValueError, match="data.doc_stride=32 is invalid: task=race"):
+        build("race", tmp_path, doc_stride=32)
+    with pytest.raises(ValueError, match="model.pooling=first is invalid with task=squad/2.0"):
+        build_task("squad/2.0", TaskDataConfig(dir=str(tmp_path)), "first")
     with pytest.raises(ValueError, match="data.train=.* task=race"):
         build("race", tmp_path, train=["a"])

@@ -51,13 +51,12 @@ def test_one_run_has_no_spread():
     assert summary.describe() == "result of glue/rte: dev/accuracy 0.7000" and summary.to_row()["std"] == ""
 
 
-@pytest.mark.parametrize(("lr", "remedy"), [(2e-5, "optim.lr=1e-3"), (1e-3, "Try another learning rate")])
-def test_a_run_at_chance_level_names_the_baseline_the_threshold_and_a_remedy(lr, remedy):
-    warning = summarize([make_result(1, 0.178, lr=lr)]).chance_warning()
+def test_a_run_at_chance_level_names_the_baseline_the_threshold_and_a_remedy():
+    warning = summarize([make_result(1, 0.178, lr=2e-5)]).chance_warning()
     assert warning.startswith(
         "accuracy 0.178 is no better than always predicting one class (0.580 or less counts as chance)"
     )
-    assert remedy in warning
+    assert "Try another learning rate than optim.lr=2.0e-05" in warning
 
 
 def test_there_is_no_chance_warning_if_every_run_has_learned():
@@ -118,12 +117,13 @@ def test_predictions_that_do_not_make_a_submission_are_refused(tmp_path):
             [first, second],
             r"second/predictions/WNLI.tsv and .*first/predictions/WNLI.tsv are .* the same task. Name only",
         ),
-        ([first, other], r"mine.tsv is not part of a GLUE submission, which has AX.tsv, .*Leave the run out"),
-        ([none], r"none: no predictions for a test file of GLUE. Name folders of GLUE runs"),
+        ([other, none], r"none: no predictions for a test file of GLUE. Name folders of GLUE runs"),
     ):
         with pytest.raises(ValueError, match=message):
             merge_glue_submissions(runs, tmp_path / "all.zip")
     assert not (tmp_path / "all.zip").exists()
+    merge_glue_submissions([first, other], tmp_path / "all.zip")
+    assert zipfile.ZipFile(tmp_path / "all.zip").namelist() == ["WNLI.tsv"]
 
 
 @pytest.mark.parametrize("content", [{"kept_step": 20, "facts": {"format": 2}}, {"manifest": {"format": FORMAT - 1}}])
