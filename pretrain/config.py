@@ -18,7 +18,7 @@ from xlpre.text.blanks import BLANK, has_blank
 from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import TokenizerConfig
 from xlpre.training.config import OPERATIONAL_SETTINGS, PretrainOptimConfig, TrainConfig, check_compile
-from xlpre.training.deepspeed_overrides import check_muon_overrides, check_overrides
+from xlpre.training.deepspeed_overrides import check_muon_overrides, check_overrides, enabled_offloads
 from xlpre.training.lr_schedule import ScheduleConfig
 from xlpre.training.run_dir import check_run_identity
 
@@ -95,9 +95,10 @@ class PretrainTrainConfig(TrainConfig):
             bit for bit. A run that resumes from a checkpoint without memory first reads the last windows of each batch row again to fill
             the memory. It does so with the current weights, and losses differ slightly.
         cuda_graphs: record the kernels of the forward and the backward pass once as CUDA graphs, and launch them together, which is
-            several times as fast for small models (reports/gpu). It needs memory for two more copies of the gradients, and has no effect on
-            a CPU, with ZeRO stage 3, with `deepspeed.torch_autocast`, with activation checkpointing, and with `model.cutoffs`. null: true
-            with one process and without `train.compile`, else false, because these cases have not been tried on a GPU.
+            several times as fast for small models (reports/gpu). It needs memory for two more copies of the gradients and of the memory of
+            a micro-batch, and has no effect on a CPU, with ZeRO stage 3, activation checkpointing, `model.cutoffs`, `model.d_embed`,
+            `model.tie_embedding=false`, `deepspeed.torch_autocast` and `deepspeed.flops_profiler`. null: true in the case that has been
+            tried on a GPU: one process, bf16, ZeRO stage 1 without offloading, the attention backend `triton`, and no `train.compile`.
     """
 
     save_memory: Literal["newest", "all", "none"] = "newest"
@@ -166,32 +167,41 @@ class PretrainConfig:
 
 
 def reason_against_cuda_graphs(
-    config: PretrainConfig, model: ModelConfig, on_gpu: bool, zero_stage: int, n_processes: int
+    config: PretrainConfig, model: ModelConfig, on_gpu: bool, precision: str, zero_stage: int, n_processes: int
 ) -> str:
     """Return why training does not use CUDA graphs, or an empty string if it uses them; see `train.cuda_graphs`.
 
     Args:
         config: settings of the run.
-        model: settings of its model, which differ from `config.model` if it starts from other weights.
+        model: settings of its model, which differ from `config.model` if it starts from other weights, with the name of its attention
+            backend instead of `auto`.
         on_gpu: True if the run uses a GPU.
+        precision: fp32, bf16 or fp16.
         zero_stage: ZeRO stage.
         n_processes: number of processes.
     """
-    train = config.train
+    train, deepspeed = config.train, config.deepspeed
     if train.cuda_graphs is False:
         return "train.cuda_graphs is false"
     if not on_gpu:
         return "the run does not use a GPU"
     if zero_stage == 3:
         return "ZeRO stage 3 gathers weights during the passes"
-    if config.deepspeed.get("torch_autocast", {}).get("enabled"):
+    if deepspeed.get("torch_autocast", {}).get("enabled"):
         return "deepspeed.torch_autocast keeps copies of the weights"
+    if deepspeed.get("flops_profiler", {}).get("enabled"):
+        return "deepspeed.flops_profiler counts the operations of modules, which graphs do not call"
     if train.activation_checkpointing:
         return "train.activation_checkpointing reads the state of the random number generator"
-    if model.cutoffs:
-        return "the shapes of an embedding with model.cutoffs depend on the tokens"
-    if train.cuda_graphs is None and (n_processes > 1 or train.compile):
-        return "train.cuda_graphs is null, and the run has several processes or train.compile=true"
+    if not model.has_plain_embedding:
+        return (
+            "a softmax that does not share the table of the embedding may recompute its logits or depend on the tokens"
+        )
+    is_tried = (n_processes, precision, zero_stage, model.attention_backend) == (1, "bf16", 1, "triton")
+    if train.cuda_graphs is None and not (
+        is_tried and not train.compile and not any(enabled_offloads(deepspeed).values())
+    ):
+        return "they have not been tried with these settings; train.cuda_graphs=true uses them"
     return ""
 
 

@@ -30,13 +30,14 @@ export MASTER_ADDR
 request="" step="" deadline=0
 
 # SIGUSR1 (time limit): save and requeue. SIGTERM, SIGINT (scancel): save and exit; requeueing would make the job impossible to cancel.
-# srun forwards SIGTERM to its tasks, which are the training processes themselves. torchrun is not used: it would kill them after 30
-# seconds of saving (not configurable before torch 2.12), exit with status 1 although they saved, and restart them after a user error.
+# scancel sends SIGTERM to the tasks, which are the training processes themselves, and not to this script; srun would kill its tasks if it
+# received SIGTERM. torchrun is not used: it would kill them after 30 seconds of saving (not configurable before torch 2.12), exit with
+# status 1 although they saved, and restart them after a user error.
 request_stop() {
     request=${request:-$1}
     deadline=$((SECONDS + save_seconds))
     echo "slurm.sh: $1 requested; the training saves"
-    [ -z "$step" ] || kill -TERM "$step" 2>/dev/null
+    [ -z "$step" ] || scancel --signal=TERM "$SLURM_JOB_ID"
 }
 trap 'request_stop requeue' USR1
 trap 'request_stop stop' TERM INT

@@ -99,7 +99,7 @@ def parts(folder: Path) -> list[Part]:
         Part("selfcheck", 90, ["-m", "xlpre.model.kernels.selfcheck.selfcheck", "cuda", "bfloat16", "64"]),
         Part("step large", 150, step(LARGE, [16], graphs, layers, "xlpre:triton", "xlpre:sdpa", "hf"), packages=models),
         Part("step base", 120, step(BASE, [32], graphs, layers, "xlpre:triton", "xlpre:sdpa", "hf"), packages=models),
-        Part("pretraining", 200, train("eager"), packages=TRAINING_PACKAGES),
+        Part("pretraining", 200, train("eager", "train.cuda_graphs=false"), packages=TRAINING_PACKAGES),
         Part("pretraining graphs", 200, train("graphs", "train.cuda_graphs=true"), packages=TRAINING_PACKAGES),
         Part("kernels large", 60, [KERNEL_TIMES, "--impl", layers, "--config", json.dumps({**LARGE, "rows": 16})], packages=models),
         Part("windows", 60, [WINDOWS]),

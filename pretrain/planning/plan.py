@@ -7,6 +7,7 @@ import functools
 import math
 from bisect import bisect_left
 from dataclasses import dataclass
+from typing import Any
 
 from pretrain.config import PretrainConfig, reason_against_cuda_graphs
 from pretrain.planning.activation_memory import ActivationMemory, activation_memory
@@ -22,6 +23,8 @@ from pretrain.planning.flops import (
 from pretrain.planning.zero_memory import ZeroMemory, communication_volume, zero_memory
 from xlpre.common.messages import counted
 from xlpre.model.config import ModelConfig
+from xlpre.model.kernels.backend import HAS_TRITON
+from xlpre.model.kernels.triton.tiles import MAX_HEAD_WIDTH
 from xlpre.training.deepspeed_engine import PRECISIONS, reduce_bucket_size
 from xlpre.training.deepspeed_overrides import communication_dtype, enabled_offloads, zero_stage
 from xlpre.training.device_specs import DeviceSpec
@@ -94,9 +97,14 @@ class Plan:
 
     @property
     def model(self) -> ModelConfig:
-        """Model config, with the vocabulary size of the tokenizer if none is set."""
+        """Model config, with the vocabulary size of the tokenizer if none is set, and the backend that `auto` selects on a GPU."""
         model = self.config.model
-        return dataclasses.replace(model, vocab_size=model.vocab_size or self.config.tokenizer.n_pieces)
+        vocab_size = model.vocab_size or self.config.tokenizer.n_pieces
+        backend: Any = model.attention_backend
+        if backend == "auto" and self._is_gpu:
+            is_fast = HAS_TRITON and self.is_half and model.head_width <= MAX_HEAD_WIDTH
+            backend = "triton" if is_fast else "sdpa"
+        return dataclasses.replace(model, vocab_size=vocab_size, attention_backend=backend)
 
     @property
     def precision(self) -> str:
@@ -116,7 +124,7 @@ class Plan:
 
     def uses_cuda_graphs(self, stage: int) -> bool:
         """Return True if training in this ZeRO stage uses CUDA graphs."""
-        return not reason_against_cuda_graphs(self.config, self.model, self._is_gpu, stage, self.gpus)
+        return not reason_against_cuda_graphs(self.config, self.model, self._is_gpu, self.precision, stage, self.gpus)
 
     @property
     def rows_per_gpu(self) -> int:
@@ -252,9 +260,11 @@ class Plan:
         """
         return 0.0 if stage == 3 else sent_bytes(self._muon_shapes, self.gpus, is_flat=stage > 0)
 
-    def graph_memory(self, stage: int) -> int:
-        """Return the bytes of two copies of the gradients, which CUDA graphs need; 0 if they are not used."""
-        return 2 * (2 if self.is_half else 4) * self.n_parameters * self.uses_cuda_graphs(stage)
+    def graph_memory(self, stage: int, micro_batch_size: int) -> int:
+        """Return the bytes that CUDA graphs need: two copies of the gradients and of the memory of a micro-batch. 0 without graphs."""
+        memory = self.recurrent_memory * micro_batch_size // self.rows_per_gpu
+        gradients = (2 if self.is_half else 4) * self.n_parameters
+        return 2 * (gradients + memory) * self.uses_cuda_graphs(stage)
 
     def peak_memory(self, stage: int, micro_batch_size: int) -> float:
         """Return the peak memory of a device.
@@ -264,7 +274,7 @@ class Plan:
         """
         activations, update = self.activation_memory(micro_batch_size).peak, self.muon_workspace(stage)
         peak = activations + update if self.uses_cuda_graphs(stage) else max(activations, update)
-        return self.static_memory(stage) + self.graph_memory(stage) + peak
+        return self.static_memory(stage) + self.graph_memory(stage, micro_batch_size) + peak
 
     @property
     def usable_memory(self) -> float:
@@ -391,8 +401,8 @@ def _describe_memory(plan: Plan, stage: int, micro_batch_size: int) -> list[str]
         for name in ("weights", "gradients", "optimizer", "buffers")
     }
     rows |= {name: [n] * 4 for name, n in same_in_all_stages.items()}
-    if any(copies := [plan.graph_memory(s) for s in STAGES]):
-        rows["copies of gradients (CUDA graphs)"] = [float(n) for n in copies]
+    if any(copies := [plan.graph_memory(s, micro_batch_size) for s in STAGES]):
+        rows["copies for CUDA graphs"] = [float(n) for n in copies]
     if plan.config.optim.muon:
         instead_of = "" if plan.uses_cuda_graphs(stage) else ", instead of activations"
         rows[f"Muon's update{instead_of}"] = [plan.muon_workspace(s) for s in STAGES]
@@ -408,6 +418,10 @@ def _describe_memory(plan: Plan, stage: int, micro_batch_size: int) -> list[str]
         return [*lines, "  Nothing fits: use more GPUs, a smaller model, or a shorter data.seq_len or model.mem_len."]
     configured = plan.config.train.micro_batch_size or plan.rows_per_gpu
     instead = f" (configured: train.micro_batch_size={configured})" * (configured != micro_batch_size)
+    backend, configured_backend = plan.model.attention_backend, plan.config.model.attention_backend
+    if backend != configured_backend:
+        reason = "" if HAS_TRITON else "; with the package triton it would be `triton`, which needs less"
+        lines.append(f"  model.attention_backend={configured_backend} is {backend} on this device{reason}.")
     return [
         *lines,
         f"  Recommended: ZeRO stage {stage}, train.micro_batch_size={micro_batch_size}{instead}.",

@@ -275,12 +275,20 @@ class Trainer:
         if config.train.activation_checkpointing:
             model.backbone.enable_activation_checkpointing()
         train, zero_stage = config.train, self.context.deepspeed_config["zero_optimization"]["stage"]
-        reason = reason_against_cuda_graphs(config, model_config, device.type == "cuda", zero_stage, world_size())
+        on_gpu, concrete = device.type == "cuda", self._manifest["attention_backend"]
+        reason = reason_against_cuda_graphs(
+            config,
+            dataclasses.replace(model_config, attention_backend=concrete),
+            on_gpu,
+            self.context.precision,
+            zero_stage,
+            world_size(),
+        )
         if not reason:
             use_cuda_graphs(model, torch.compile(model.forward) if train.compile else None)
             train = dataclasses.replace(train, compile=False)
-        is_ignored = train.cuda_graphs and reason
-        self._graphs_note = f"note: train.cuda_graphs=true has no effect: {reason}." if is_ignored else ""
+        is_noted = train.cuda_graphs or (on_gpu and train.cuda_graphs is None)
+        self._graphs_note = f"note: CUDA graphs are not used: {reason}." if reason and is_noted else ""
         self.engine = build_engine(model, self.context.deepspeed_config, train, config.optim, device)
         initial = partial(initial_memory, self.model_config, initial=config.memory.initial, device=device, dtype=dtype)
         self.memories = [initial(len(lanes)) for lanes in self._lanes]

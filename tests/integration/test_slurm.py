@@ -26,7 +26,8 @@ tasks = []
 for n in map(str, range(2)):
     step = {{"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}}
     tasks.append(subprocess.Popen(command, env={{**os.environ, **step, "SLURM_PROCID": n, "SLURM_LOCALID": n}}))
-signal.signal(signal.SIGTERM, lambda *_: [task.terminate() for task in tasks])
+open(os.environ["TASKS"], "w").write(" ".join(str(task.pid) for task in tasks))
+signal.signal(signal.SIGTERM, lambda *_: [task.kill() for task in tasks])  # as srun: "forcing job termination"
 statuses = [task.wait() for task in tasks]
 sys.exit(max(128 - status if status < 0 else status for status in statuses))
 """
@@ -35,6 +36,9 @@ case "$1" in
 show) echo 127.0.0.1 ;;
 requeue) echo "$2" >> "$REQUEUED" ;;
 esac
+"""
+SCANCEL = """#!/bin/bash
+[ "$1 $2" = "--signal=TERM $SLURM_JOB_ID" ] && [ -f "$TASKS" ] && kill -TERM $(cat "$TASKS")
 """
 
 
@@ -45,11 +49,11 @@ class Slurm:
         self._queue, self.jobs = folder / "requeued", []
         binaries = folder / "slurm"
         binaries.mkdir()
-        for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("scancel", SCANCEL)):
             (binaries / name).write_text(text)
             (binaries / name).chmod(0o755)
         job = {"SLURM_JOB_ID": str(free_port()), "SLURM_JOB_NODELIST": "n[1-1]", "REQUEUED": str(self._queue)}
-        tasks = {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2"}
+        tasks = {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "TASKS": str(folder / "tasks")}
         self._environment = {**job, **tasks, "PATH": f"{binaries}{os.pathsep}{environment()['PATH']}"}
 
     def start(self, args, **variables: str):

@@ -172,5 +172,6 @@ def _out_of_memory(text: str) -> str:
     return (
         f"process {os.environ.get('RANK', '0')} ran out of memory{requested}. "
         "In training, lower train.micro_batch_size, eval.batch_size or mem_len (of model in pretraining, of data in fine-tuning), or set "
-        "train.activation_checkpointing=true; in other commands, lower --batch-size. pretrain/plan.py predicts the memory of pretraining."
+        "train.cuda_graphs=false (pretraining) or train.activation_checkpointing=true; in other commands, lower --batch-size. "
+        "pretrain/plan.py predicts the memory of pretraining."
     )

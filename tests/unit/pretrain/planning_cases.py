@@ -112,9 +112,8 @@ def count_flops(model: ModelConfig, shape: BatchShape, checkpointed: bool = Fals
 
 
 def make_plan(*overrides: str, device="h200", gpus=8, n_layer=2) -> Plan:
-    return Plan(
-        load_config(PretrainConfig, CONFIG, [*overrides, f"model.n_layer={n_layer}"]), DEVICES[device], gpus, 1, 0.4
-    )
+    settings = ["model.attention_backend=sdpa", *overrides, f"model.n_layer={n_layer}"]
+    return Plan(load_config(PretrainConfig, CONFIG, settings), DEVICES[device], gpus, 1, 0.4)
 
 
 def with_device_memory(plan: Plan, memory: float) -> Plan:

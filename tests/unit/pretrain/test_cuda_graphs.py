@@ -94,16 +94,41 @@ def test_a_second_forward_pass_before_the_backward_pass_is_an_error():
 
 
 def test_the_cases_that_cannot_be_recorded_have_a_reason():
-    def reason(cuda_graphs, model=None, on_gpu=True, stage=1, n_processes=1, deepspeed=None, **train):
-        config = PretrainConfig(train=PretrainTrainConfig(cuda_graphs=cuda_graphs, **train), deepspeed=deepspeed or {})
-        return reason_against_cuda_graphs(config, model or ModelConfig(), on_gpu, stage, n_processes)
+    tried = {
+        "model": {"attention_backend": "triton"},
+        "on_gpu": True,
+        "precision": "bf16",
+        "stage": 1,
+        "n_processes": 1,
+    }
 
+    def reason(cuda_graphs, deepspeed=None, train=None, **changes):
+        case = {**tried, **changes}
+        config = PretrainConfig(
+            train=PretrainTrainConfig(cuda_graphs=cuda_graphs, **(train or {})), deepspeed=deepspeed or {}
+        )
+        model = ModelConfig(**{**tried["model"], **case["model"]})
+        return reason_against_cuda_graphs(
+            config, model, case["on_gpu"], case["precision"], case["stage"], case["n_processes"]
+        )
+
+    offloading = {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}
     for wanted in (None, True):
-        assert all(reason(wanted, stage=stage) == "" for stage in range(3))
+        assert reason(wanted) == ""
         assert "GPU" in reason(wanted, on_gpu=False)
         assert "stage 3" in reason(wanted, stage=3)
-        assert "checkpointing" in reason(wanted, activation_checkpointing=True)
+        assert "checkpointing" in reason(wanted, train={"activation_checkpointing": True})
         assert "autocast" in reason(wanted, deepspeed={"torch_autocast": {"enabled": True}})
-        assert "cutoffs" in reason(wanted, ModelConfig(cutoffs=[20], div_value=2))
-    assert reason(True, n_processes=2) == reason(True, compile=True) == ""
-    assert reason(None, n_processes=2) and reason(None, compile=True) and reason(False)
+        assert "profiler" in reason(wanted, deepspeed={"flops_profiler": {"enabled": True}})
+        for model in ({"cutoffs": [20], "div_value": 2}, {"tie_embedding": False}, {"d_embed": 8}):
+            assert "softmax" in reason(wanted, model=model)
+        for untried in (
+            {"n_processes": 2},
+            {"precision": "fp16"},
+            {"stage": 2},
+            {"train": {"compile": True}},
+            {"deepspeed": offloading},
+            {"model": {"attention_backend": "sdpa"}},
+        ):
+            assert bool(reason(wanted, **untried)) == (wanted is None)
+    assert reason(False)
