@@ -99,6 +99,10 @@ def check_options(args: argparse.Namespace) -> list[int] | None:
         )
     if args.compare and args.mem_len:
         raise ValueError(f"--mem-len={args.mem_len} is invalid with --compare. Set --lengths.")
+    if args.compare and args.attention_span:
+        raise ValueError(
+            f"--attention-span={args.attention_span} is invalid with --compare, which limits the span to each length. Leave it out."
+        )
     if args.compare and args.mode:
         raise ValueError(
             f"--mode={args.mode} is invalid with --compare, which predicts from left to right. Leave it out."

@@ -76,7 +76,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     step = f" at step {folder.provenance['step']:,}" if "step" in folder.provenance else ""
     if folder.tokenizer and not folder.provenance and not args.preprocess:
         print(
-            f"{args.source} has no provenance.json: preprocessing is assumed to be cased; set --preprocess to change it"
+            f"{args.source} has no provenance.json: preprocessing is assumed to be {folder.tokenizer.preprocess}; set --preprocess to "
+            "change it"
         )
     if folder.tokenizer is None:
         print(

@@ -73,7 +73,8 @@ class HarnessModel(LM):
         self._objective, self._tokenizer = folder.objective, folder.require_tokenizer(path)
         self._device = torch.device(device or device_type())
         self._model = folder.model().to(self._device)
-        self._batch_size = BATCH_SIZE if batch_size in (None, "auto") else int(batch_size)  # type: ignore[arg-type]
+        is_auto = batch_size is None or str(batch_size).startswith("auto")  # also auto:N
+        self._batch_size = BATCH_SIZE if is_auto else int(batch_size)  # type: ignore[arg-type]
         self._settings: dict[str, Any] = {"mem_len": mem_len, "free_len": free_len, "seed": seed}
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
@@ -98,7 +99,8 @@ class HarnessModel(LM):
         ids = [encode_prompt(self._tokenizer, request.args[0])[1:] for request in requests]
         texts = [tokens for tokens in ids if len(tokens)]
         mode = "causal" if self._objective == "causal" else "any-order"
-        scores = iter(score(self._model, self._tokenizer, texts, mode, objective=self._objective, n_orders=1))
+        settings: dict[str, Any] = {"objective": self._objective, "n_orders": 1, "mem_len": self._settings["mem_len"]}
+        scores = iter(score(self._model, self._tokenizer, texts, mode, **settings))
         results = [next(scores).log_likelihood if len(tokens) else 0.0 for tokens in ids]
         for request, result in zip(requests, results, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, result)

@@ -251,7 +251,7 @@ def _numbers(evaluation: Evaluation) -> dict[str, str]:
         kind: f"{evaluation.perplexity:,.2f}",
         "bits per byte": f"{evaluation.bits_per_byte:.4f}",
         "bits per character": f"{evaluation.bits_per_character:.4f}",
-        f"{kind} per word": f"{evaluation.word_perplexity:,.2f}",
+        f"{kind} per word": "" if evaluation.word_perplexity is None else f"{evaluation.word_perplexity:,.2f}",
         **({} if evaluation.accuracy is None else {"accuracy": f"{evaluation.accuracy:.2%}"}),
     }
 

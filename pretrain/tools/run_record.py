@@ -10,6 +10,7 @@ from typing import Any
 from pretrain.config import PretrainConfig, describe_changes, load_run_config
 from pretrain.trainer.inputs import FORMAT
 from xlpre.common.messages import counted
+from xlpre.config.loader import load_config
 from xlpre.conversion.model_card import (
     TrainingRecord,
     describe_software,
@@ -37,7 +38,14 @@ EVALUATION_NOTE = (
 def find_pretraining_run(source: Path) -> Path | None:
     """Return the folder of the pretraining run that a model folder belongs to, or None. `source` may also be the folder of the run."""
     provenance = read_provenance(resolve_model_dir(source)) or {}
-    return find_run(source) if "data_fingerprint" in provenance else None  # that of a fine-tuned model has none
+    run_dir = find_run(source) if "data_fingerprint" in provenance else None  # that of a fine-tuned model has none
+    if run_dir is None or run_dir == source.absolute():
+        return run_dir
+    try:
+        name = load_config(PretrainConfig, run_dir / "config.yaml").name
+    except ValueError:  # not a file of this project
+        return None
+    return run_dir if name == provenance["name"] else None  # otherwise a copy of the model beside another run
 
 
 def read_record(source: Path, folder: ModelFolder) -> TrainingRecord:

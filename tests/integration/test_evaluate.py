@@ -217,6 +217,12 @@ def test_the_model_of_a_checkpoint_is_read_with_the_settings_of_its_run(tokenize
     save_config(PretrainConfig(data=DataConfig(seq_len=48, reuse_len=24)), run / "config.yaml")
     assert read_run_config(str(run / "checkpoints/step_00000020/model")).data.seq_len == 48
     assert read_run_config(str(run)).data.seq_len == 48
+    write_folder(run / "exported", tokenizer, {**provenance, "name": "other"})
+    assert read_run_config(str(run / "exported")) == PretrainConfig()  # the settings beside it are those of another run
+    (tmp_path / "config.yaml").write_text("foo: 1\n")
+    write_folder(tmp_path / "copied", tokenizer, provenance)
+    assert read_run_config(str(tmp_path / "copied")) == PretrainConfig()
+    (tmp_path / "config.yaml").unlink()
     write_folder(run / "model", tokenizer)  # as in the folder of a fine-tuning run
     assert read_run_config(str(run)) == read_run_config(str(tmp_path)) == PretrainConfig()
     (tmp_path / "model.pt").touch()  # as of Transformer-XL

@@ -202,6 +202,10 @@ def test_masking_each_token_in_huggingface_gives_the_pseudo_log_likelihood(objec
             with torch.no_grad():
                 loss = model(masked, attention_mask=mask, labels=labels).loss
             assert loss.item() == pytest.approx(-text_score.token_log_likelihoods[0, j], abs=TOLERANCE)
+    with torch.no_grad():
+        exact = model(masked, attention_mask=mask, return_dict=False).logits
+        rounded = model.bfloat16()(masked, attention_mask=mask).logits
+    assert rounded.dtype == torch.bfloat16 and torch.allclose(rounded.float(), exact, atol=0.2)
 
 
 def test_auto_model_and_auto_tokenizer_open_an_exported_folder(folder, tmp_path):

@@ -354,7 +354,7 @@ with torch.no_grad():
     + """\
 inputs = tokenizer("The beginning of a", add_special_tokens=False, return_tensors="pt")
 with torch.no_grad():
-    logits = model(**inputs).logits[0, -1]  # (V,), for the next token
+    logits = model(**inputs).logits[0, -1]  # (V,), for the next token; `generate` predicts from another stream, which was not trained
 """
     + _TOP,
 }

@@ -121,7 +121,7 @@ class ModelFolder:
                 )
             raise ValueError(
                 f"{origin} is invalid: it was saved without a vocabulary, which text needs. From Python, "
-                "xlpre.inference.scoring.score takes token ids instead of texts."
+                "xlpre.inference.context_losses.context_losses takes token ids instead of texts."
             )
         return self.tokenizer
 

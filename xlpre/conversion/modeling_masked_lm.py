@@ -8,11 +8,19 @@ folders that it exports; it needs only torch and transformers.
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import XLNetLMHeadModel
+from transformers import XLNetConfig, XLNetLMHeadModel, XLNetModel
 from transformers.modeling_outputs import MaskedLMOutput
 
 CLS, PAD, MASK = 3, 5, 6  # token ids
 SEGMENT_CLS, SEGMENT_PAD = 2, 3
+
+
+class XLNetModelInOneDtype(XLNetModel):
+    """XLNet whose position encodings have the dtype of the weights. Without it, two streams fail in half precision."""
+
+    def relative_positional_encoding(self, *args: object, **kwargs: object) -> Tensor:
+        """Compute the position encodings, see XLNetModel."""
+        return super().relative_positional_encoding(*args, **kwargs).to(self.word_embedding.weight.dtype)
 
 
 class XLNetForMaskedLM(XLNetLMHeadModel):
@@ -21,6 +29,11 @@ class XLNetForMaskedLM(XLNetLMHeadModel):
     `config.pretraining_objective` is `permutation` or `denoising`. A permutation model predicts each `<mask>` in its query stream, from all
     tokens that are not `<mask>`. A denoising model reads `<mask>` as an ordinary token, as BERT does.
     """
+
+    def __init__(self, config: XLNetConfig) -> None:
+        super().__init__(config)
+        self.transformer = XLNetModelInOneDtype(config)
+        self.post_init()
 
     def forward(
         self,
@@ -50,6 +63,7 @@ class XLNetForMaskedLM(XLNetLMHeadModel):
             hidden = (input_ids == MASK)[:, None, :].expand(-1, n_tokens, -1)
             inputs["perm_mask"] = hidden.to(dtype)
             inputs["target_mapping"] = torch.eye(n_tokens, dtype=dtype, device=input_ids.device).expand_as(hidden)
+        inputs["return_dict"] = True
         output = super().forward(input_ids, **inputs)
         loss = None if labels is None else cross_entropy(output.logits.flatten(0, 1), labels.flatten())
         return MaskedLMOutput(

@@ -265,7 +265,7 @@ def sample_cloze_examples(
     examples: list[ClozeExample] = []
     for index in rng.permutation(len(ends))[:MAX_SENTENCES_TRIED]:
         tokens = np.asarray(split.tokens[ends[index - 1] if index else 0 : ends[index]])
-        tokens = tokens[tokens > special_tokens.EOP]
+        tokens = tokens[(tokens > special_tokens.EOP) | (tokens == special_tokens.UNK)]
         if not EXAMPLE_LEN[0] <= len(tokens) <= EXAMPLE_LEN[1]:
             continue
         is_whole_word = is_word[tokens] & np.append(tokenizer.starts_word[tokens[1:]], True)

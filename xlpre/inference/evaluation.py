@@ -170,8 +170,8 @@ class Evaluation:
 
     @property
     def word_perplexity(self) -> float | None:
-        """Exponential of the total loss divided by the number of words. None in `objective` mode."""
-        return _exp(self.loss_sum / self.text.n_words) if self.predicts_all else None
+        """Exponential of the total loss divided by the number of words. None in `objective` mode, and for a text without words."""
+        return _exp(self.loss_sum / self.text.n_words) if self.predicts_all and self.text.n_words else None
 
     @property
     def bits_per_target_byte(self) -> float:
@@ -508,7 +508,7 @@ def sample_sentences(data: SplitData, count: int, max_tokens: int, seed: int = E
         if len(sentences) >= count:
             break
         tokens = np.asarray(data.tokens[ends[index - 1] if index else 0 : ends[index]], np.int64)
-        tokens = tokens[tokens > special_tokens.EOP]
+        tokens = tokens[(tokens > special_tokens.EOP) | (tokens == special_tokens.UNK)]
         if MIN_SENTENCE_TOKENS <= len(tokens) <= max_tokens:
             sentences.append(tokens)
     return sentences

@@ -138,7 +138,7 @@ def generate(
         raise ValueError(f"prompts={prompts!r:.60} is invalid: it must be a list of texts. Write [prompt].")
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} is invalid: it must be at least 1.")
-    padding = encode_prompt(tokenizer, config.padding)[: None if config.padding else 0]
+    padding = encode_prompt(tokenizer, config.padding) if config.padding else np.empty(0, np.int64)
     encoded = [np.concatenate([padding, encode_prompt(tokenizer, prompt)]) for prompt in prompts]
     texts = [tokenizer.decode(p) if not isinstance(p, str) else p for p in prompts]
     pieces = piece_bytes(tokenizer)
@@ -151,7 +151,7 @@ def generate(
                 for i, row in enumerate(rows)
             ]
             seeds = [(config.seed, row % config.num_samples) for row in rows]
-            _continue_rows(model, objective, ids, seeds, config, outputs)
+            _continue_rows(model, objective, ids, len(padding), seeds, config, outputs)
             for row, output in zip(rows, outputs, strict=True):
                 prompt = texts[row // config.num_samples]
                 results[row] = Continuation(prompt, output.text, output.tokens, output.finish_reason or "length")
@@ -282,14 +282,15 @@ def _continue_rows(
     model: LanguageModel,
     objective: str,
     prompts: np.ndarray,
+    n_padding: int,
     seeds: Sequence[Sequence[int]],
     config: GenerationConfig,
     outputs: Sequence[_Output],
 ) -> None:
-    """Continue prompts (B, n), and append the tokens to `outputs`."""
+    """Continue prompts (B, n), whose first `n_padding` tokens are another text, and append the tokens to `outputs`."""
     ids = torch.from_numpy(prompts).to(model.backbone.device)
     sampler = TokenSampler(
-        ids,
+        ids[:, n_padding:],
         seeds,
         len(outputs[0].pieces),
         config.temperature,
@@ -324,7 +325,8 @@ def build_reader(model: LanguageModel, objective: str, config: GenerationConfig)
     mem_len = default_mem_len(model) if config.mem_len is None else config.mem_len
     if objective == "causal":
         return CausalReader(model, mem_len, PROMPT_WINDOW)
-    return PermutationReader(model, model.config.mem_len, max(mem_len, 2), config.free_len)
+    free_len = min(config.free_len, config.max_new_tokens)  # no more columns than needed
+    return PermutationReader(model, model.config.mem_len, max(mem_len, 2), free_len)
 
 
 def group_equal(keys: Sequence[Hashable], batch_size: int) -> Iterator[list[int]]:

@@ -151,6 +151,8 @@ def score(
     for name, value in (("n_orders", n_orders), ("window", window), ("batch_tokens", batch_tokens)):
         if value < 1:
             raise ValueError(f"{name}={value} is invalid: it must be at least 1.")
+    if not len(texts):
+        return []
     ids = encode_texts(tokenizer, texts)
     prefix_ids = np.empty(0, np.int64)
     if len(prefix):

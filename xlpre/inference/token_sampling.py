@@ -93,7 +93,10 @@ class TokenSampler:
         )
         if self._penalty != 1:
             logits = penalize_repetition(logits, self._seen, self._penalty)
-        tokens = logits.argmax(1) if self._temperature == 0 else self._sample(logits / self._temperature)
+        below_best = (
+            logits.double() - logits.max(1, keepdim=True).values
+        )  # finite after the division by a tiny temperature
+        tokens = logits.argmax(1) if self._temperature == 0 else self._sample(below_best / self._temperature)
         self._mark_seen(tokens[:, None])
         self._starts_document = tokens[:, None] == special_tokens.EOD
         return tokens

@@ -9,7 +9,7 @@ import torch
 from tests.conftest import refused
 from tests.unit.model.conftest import make_model
 from xlpre.batch import HIDDEN_RANK, make_batch
-from xlpre.inference import GenerationConfig, generate
+from xlpre.inference import GenerationConfig, generate, generation
 from xlpre.inference.generation import _Output, build_reader, encode_prompt, hides_space, piece_bytes
 from xlpre.inference.token_readers import CausalReader, PermutationReader
 from xlpre.inference.token_sampling import TokenSampler
@@ -176,6 +176,15 @@ def test_padding_is_a_document_before_the_prompt(tokenizer):
     assert plain.tokens != padded.tokens
 
 
+def test_words_of_the_padding_are_not_repetitions(tokenizer, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        generation, "TokenSampler", lambda prompts, *rest: seen.append(prompts) or TokenSampler(prompts, *rest)
+    )
+    generate(build("permutation", len(tokenizer)), tokenizer, ["Ba di"], GenerationConfig(1, padding="Ke lo mi."))
+    assert seen[0].tolist() == [encode_prompt(tokenizer, "Ba di").tolist()]
+
+
 def test_the_text_of_tokens_is_that_of_the_tokenizer(tokenizer):
     pieces, rng = piece_bytes(tokenizer), np.random.default_rng(0)
     for at_line_start in (True, False):
@@ -257,6 +266,14 @@ def test_settings_out_of_range_are_refused(key, value):
     with pytest.raises(ValueError) as error:
         GenerationConfig(**{key: value})
     refused(error, key, value)
+
+
+def test_a_tiny_temperature_is_greedy(tokenizer):
+    model = build("causal", len(tokenizer))
+    tiny, greedy = (
+        generate(model, tokenizer, ["Ba."], GenerationConfig(6, temperature=t), objective="causal") for t in (1e-40, 0)
+    )
+    assert tiny[0].tokens == greedy[0].tokens
 
 
 def test_models_and_prompts_that_do_not_fit_are_refused(tokenizer):

@@ -165,6 +165,11 @@ def test_a_text_after_a_prefix_has_the_scores_of_the_end_of_one_longer_text(
         assert actual.token_log_likelihoods == pytest.approx(expected.token_log_likelihoods[:, n_prefix:], abs=ROUNDING)
 
 
+def test_no_text_has_no_score():
+    model = make_model(two_streams=False, vocab_size=V)
+    assert score(model, Ids(), [], objective="causal", prefix=np.array([8, 9])) == []
+
+
 def test_a_prefix_comes_first_in_every_order():
     model, (prefix,) = build("permutation"), random_texts(3)
     assert sample_order(7, 1, seed=1, window=512, n_prefix=3)[:3].tolist() == [0, 1, 2]
