@@ -275,8 +275,8 @@ class FinetuneConfig:
         num_seeds: number of runs, with the seeds `seed`, `seed` + 1, and so on.
         epochs: passes over the training examples. Replaces train.steps.
         warmup_ratio: fraction of the steps that are warm-up steps. Replaces schedule.warmup_steps.
-        task_overrides: `key=value` settings for each task name, applied if that task is selected. They override the config file,
-            and the command line overrides them.
+        task_overrides: `key=value` settings for each task name, applied if that task is selected. They override the config file.
+            The command line overrides them, and so do the settings of a file that extends this one.
         deepspeed: settings that are passed to DeepSpeed unchanged.
     """
 
@@ -315,31 +315,35 @@ def task_overrides(config: FinetuneConfig) -> Sequence[str]:
     return config.task_overrides.get(config.task or "", [])
 
 
-def apply_cli_precedence(config: FinetuneConfig, cli_keys: Collection[str]) -> FinetuneConfig:
-    """Let settings on the command line override those of a config file that would replace them.
+def apply_precedence(config: FinetuneConfig, *keys: Collection[str]) -> FinetuneConfig:
+    """Let settings of the user override those of a config file that would replace them.
 
     These are train.steps, which `epochs` replaces; schedule.warmup_steps, which `warmup_ratio` replaces; and optim.base_lr, which
     optim.lr replaces.
 
     Args:
         config: the settings.
-        cli_keys: keys that are set on the command line.
+        keys: keys that the user sets: on the command line, then those in a file that extends a preset. The former win.
 
     Raises:
-        ValueError: the command line sets both settings of a pair.
+        ValueError: the command line or the file sets both settings of a pair.
     """
     for ratio, number in REPLACES.items():
-        if number in cli_keys and getattr(config, ratio) is not None:
-            if ratio in cli_keys:
-                raise ValueError(
-                    f"{ratio}={getattr(config, ratio)} is invalid: it decides {number}, which is set, too. Set only one of them."
-                )
+        value = getattr(config, ratio)
+        if value is not None and _is_replaced(ratio, f"{value}", number, keys):
             unset: dict[str, Any] = {ratio: None}
             config = dataclasses.replace(config, **unset)
-    if "optim.base_lr" in cli_keys and config.optim.lr is not None:
-        if "optim.lr" in cli_keys:
-            raise ValueError(
-                f"optim.base_lr={config.optim.base_lr:g} is invalid: optim.lr, which is set, too, replaces it. Set only one of them."
-            )
+    lr = config.optim.lr
+    if lr is not None and _is_replaced("optim.lr", f"{lr:g}", "optim.base_lr", keys):
         config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=None))
     return config
+
+
+def _is_replaced(key: str, value: str, other: str, keys: Sequence[Collection[str]]) -> bool:
+    """Return True if the user has set `other` instead of `key`, which would replace it. Raise ValueError if they have set both at once."""
+    for level in keys:
+        if key in level and other in level:
+            raise ValueError(f"{key}={value} is invalid: it replaces {other}, which is set, too. Set only one of them.")
+        if key in level or other in level:
+            return other in level
+    return False

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from finetune.config import FinetuneConfig, apply_cli_precedence, task_overrides
+from finetune.config import FinetuneConfig, apply_precedence, task_overrides
 from xlpre.common.cli_main import run_main
 from xlpre.common.launcher import read_launcher
 from xlpre.config.cli import SettingsParser
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     read_launcher()
     config, explicit_keys, _ = build_parser().parse_config(argv, task_overrides)
-    config = apply_cli_precedence(config, explicit_keys.args)
+    config = apply_precedence(config, explicit_keys.args, explicit_keys.own_file)
 
     from finetune.trainer.trainer import finetune
     from xlpre.training.distributed import destroy_process_group

@@ -45,19 +45,21 @@ def build_parser() -> SettingsParser[PretrainConfig]:
     parser.add_argument("--nodes", metavar="N", type=int, help=text)
     text = f"type of device: {', '.join(DEVICES)} (default: h200)"
     parser.add_argument("--device", metavar="NAME", choices=DEVICES, default="h200", help=text)
-    text = "expected model FLOPs utilization, as a fraction of the peak (default: 0.4)"
-    parser.add_argument("--mfu", metavar="X", type=float, default=0.4, help=text)
+    text = "expected model FLOPs utilization, as a fraction of the peak (default: 0.15)"
+    parser.add_argument("--mfu", metavar="X", type=float, default=0.15, help=text)
     text = "number of window tokens to train on (default: those of train.steps)"
     parser.add_argument("--tokens", metavar="N", type=int, help=text)
     text = "peak TFLOP/s of the device (default: from its data sheet)"
     parser.add_argument("--peak", metavar="X", type=float, help=text)
+    text = "memory of the device in GB (default: from its data sheet)"
+    parser.add_argument("--memory", metavar="X", type=float, help=text)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     config, _, args = build_parser().parse_config(argv)
-    for flag in ("gpus", "nodes", "tokens", "peak"):
+    for flag in ("gpus", "nodes", "tokens", "peak", "memory"):
         value = getattr(args, flag)
         if value is not None and not 0 < value < math.inf:
             raise ValueError(
@@ -66,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     device = DEVICES[args.device]
     if args.peak is not None:
         device = dataclasses.replace(device, flops=args.peak * 1e12)
+    if args.memory is not None:
+        device = dataclasses.replace(device, memory=args.memory * 1e9)
     nodes = args.nodes or math.ceil(args.gpus / device.per_node)
 
     from pretrain.planning.plan import Plan, describe

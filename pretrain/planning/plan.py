@@ -92,7 +92,7 @@ class Plan:
             )
         if not 0 < self.mfu <= 1:
             raise ValueError(
-                f"--mfu={self.mfu} is invalid: it is a fraction of the peak and must be above 0 and at most 1. Leave it out for 0.4."
+                f"--mfu={self.mfu} is invalid: it is a fraction of the peak and must be above 0 and at most 1. Leave it out for 0.15."
             )
 
     @property

@@ -19,7 +19,7 @@ from typing import Any, Generic, NoReturn
 
 from xlpre.config.help_text import HELP_COLUMN, common_settings, group_settings, wrap_docstring
 from xlpre.config.key_suggestions import similar_keys
-from xlpre.config.loader import DeriveOverrides, Schema, keys_in_file, keys_in_override, load_config
+from xlpre.config.loader import DeriveOverrides, Schema, keys_in_file, keys_in_override, keys_over_base, load_config
 from xlpre.config.schema_docs import setting_keys
 
 PRESETS = Path("configs")
@@ -43,10 +43,12 @@ class ExplicitKeys:
     Attributes:
         args: keys set on the command line.
         file: keys set in the config file or in one that it extends.
+        own_file: keys set in the config file itself, if it extends another one.
     """
 
     args: frozenset[str] = frozenset()
     file: frozenset[str] = frozenset()
+    own_file: frozenset[str] = frozenset()
 
     @classmethod
     def read(cls, config_file: str | Path | None, overrides: Sequence[str]) -> ExplicitKeys:
@@ -55,8 +57,8 @@ class ExplicitKeys:
         Raises:
             ValueError: the file cannot be read.
         """
-        file = keys_in_file(config_file) if config_file else ()
-        return cls(frozenset().union(*map(keys_in_override, overrides)), frozenset(file))
+        file, own_file = (keys_in_file(config_file), keys_over_base(config_file)) if config_file else ((), ())
+        return cls(frozenset().union(*map(keys_in_override, overrides)), frozenset(file), frozenset(own_file))
 
 
 NO_EXPLICIT_KEYS = ExplicitKeys()

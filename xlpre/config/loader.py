@@ -55,13 +55,16 @@ def load_config(
         schema: dataclass of the settings.
         path: the YAML file, with `extends`. None: the defaults.
         overrides: `key=value` strings, which override the file.
-        derive_overrides: returns further overrides for the loaded settings. They take precedence over the file, but not over `overrides`.
+        derive_overrides: returns further overrides for the loaded settings. They take precedence over the file, but not over `overrides`
+            and, if the file extends another, not over its own settings.
 
     Raises:
         ValueError: a file cannot be read, a key does not exist, or a value is invalid.
     """
     if derive_overrides is not None:
-        overrides = [*derive_overrides(load_config(schema, path, overrides)), *overrides]
+        own_keys = keys_over_base(path) if path is not None else set()
+        derived = derive_overrides(load_config(schema, path, overrides))
+        overrides = [*(x for x in derived if not keys_in_override(x) & own_keys), *overrides]
     layers = [(str(path), _read_yaml(Path(path), ()))] if path is not None else []
     defaults = OmegaConf.structured(schema)
     parsed = [(override, _parse_override(override, defaults)) for override in overrides]
@@ -104,6 +107,17 @@ def keys_in_file(path: str | Path) -> set[str]:
         ValueError: see `load_config`.
     """
     return set(_leaf_keys(_read_yaml(Path(path), ())))
+
+
+def keys_over_base(path: str | Path) -> set[str]:
+    """Return the keys that a YAML file sets itself, if it extends another one; otherwise an empty set.
+
+    Raises:
+        ValueError: see `load_config`.
+    """
+    _read_yaml(Path(path), ())  # checks it
+    settings: Any = OmegaConf.load(path)
+    return set(_leaf_keys(settings)) - {"extends"} if "extends" in settings else set()
 
 
 def keys_in_override(override: str) -> set[str]:

@@ -19,7 +19,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from finetune.config import FinetuneConfig, apply_cli_precedence, task_overrides
+from finetune.config import FinetuneConfig, apply_precedence, task_overrides
 from finetune.trainer.results import RESULT, Result, seed_folder
 from pretrain.config import PretrainConfig, changed_settings
 from pretrain.trainer.dry_run import open_inputs
@@ -345,7 +345,8 @@ class Finetuning(ModelStage):
         """Settings of the fine-tuning."""
         overrides = self.arguments[2:]
         config = load_config(FinetuneConfig, self.file, overrides, task_overrides)
-        return apply_cli_precedence(config, {override.partition("=")[0] for override in overrides})
+        explicit_keys = ExplicitKeys.read(self.file, overrides)
+        return apply_precedence(config, explicit_keys.args, explicit_keys.own_file)
 
     def check_inputs(self) -> None:
         """Raise ValueError if the run cannot start because of its examples."""

@@ -24,7 +24,8 @@ def test_explicit_keys_are_those_of_the_command_line_the_file_and_its_base(tmp_p
     (tmp_path / "base.yaml").write_text("model: {n_layer: 12}\n")
     (tmp_path / "top.yaml").write_text("extends: base.yaml\noptim: {lr: 2e-5}\n")
     _, keys, args = make_parser().parse_config(["--config", str(tmp_path / "top.yaml"), "--dry-run", "seed=1"])
-    assert keys == ExplicitKeys(frozenset({"seed"}), frozenset({"model.n_layer", "optim.lr"})) and args.dry_run
+    of_file, own = frozenset({"model.n_layer", "optim.lr"}), frozenset({"optim.lr"})
+    assert keys == ExplicitKeys(frozenset({"seed"}), of_file, own) and args.dry_run
 
 
 @pytest.mark.parametrize(

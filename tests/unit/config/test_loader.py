@@ -57,6 +57,16 @@ def test_numbers_are_decimal(number):
         load_config(PretrainConfig, None, [f"train.hours={number}"])
 
 
+def test_settings_of_a_file_that_extends_a_preset_win_over_the_overrides_of_a_task(tmp_path):
+    (tmp_path / "preset.yaml").write_text(
+        "train: {steps: 10}\ntask_overrides: {glue/rte: [train.steps=20, eval.every=5]}"
+    )
+    (tmp_path / "mine.yaml").write_text("extends: preset.yaml\ntask: glue/rte\ntrain: {steps: 30}")
+    preset = load_config(FinetuneConfig, tmp_path / "preset.yaml", ["task=glue/rte"], task_overrides)
+    mine = load_config(FinetuneConfig, tmp_path / "mine.yaml", [], task_overrides)
+    assert (preset.train.steps, mine.train.steps) == (20, 30) and preset.eval.every == mine.eval.every == 5
+
+
 def test_derived_overrides_win_over_the_file_and_lose_against_the_command_line():
     path = REPOSITORY / "configs/finetune/glue.yaml"
     config = load_config(FinetuneConfig, path, ["task=glue/cola", "optim.lr=1e-3"], task_overrides)

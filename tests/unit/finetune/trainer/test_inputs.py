@@ -8,7 +8,7 @@ from finetune.config import (
     TaskModelConfig,
     TaskOptimConfig,
     TaskTrainConfig,
-    apply_cli_precedence,
+    apply_precedence,
     task_overrides,
 )
 from finetune.trainer.inputs import RunInputs
@@ -62,15 +62,18 @@ def test_epochs_and_the_warmup_ratio_become_numbers_of_steps(make_inputs):
 
 def test_a_number_on_the_command_line_overrides_a_ratio_in_the_file():
     config = FinetuneConfig(epochs=3, warmup_ratio=0.1)
-    assert apply_cli_precedence(config, {"train.steps"}) == dataclasses.replace(config, epochs=None)
-    assert apply_cli_precedence(config, {"epochs", "optim.lr"}) == config
+    assert apply_precedence(config, {"train.steps"}) == dataclasses.replace(config, epochs=None)
+    assert apply_precedence(config, {"epochs", "optim.lr"}) == config
     file = FinetuneConfig(optim=TaskOptimConfig(lr=3e-4, base_lr=1e-5))
-    assert apply_cli_precedence(file, {"optim.base_lr"}).optim.lr is None
-    assert apply_cli_precedence(file, {"optim.lr"}) == file
-    with pytest.raises(ValueError, match=r"optim.base_lr=1e-05 .*optim.lr"):
-        apply_cli_precedence(file, {"optim.lr", "optim.base_lr"})
+    assert apply_precedence(file, {"optim.base_lr"}).optim.lr is None
+    assert apply_precedence(file, {"optim.lr"}) == file
+    assert apply_precedence(config, {"train.steps"}, {"epochs"}).epochs is None
+    assert apply_precedence(config, {"epochs"}, {"train.steps"}).epochs == 3
+    assert apply_precedence(config, (), {"train.steps"}).epochs is None
+    with pytest.raises(ValueError, match=r"optim.lr=0.0003 .*optim.base_lr"):
+        apply_precedence(file, {"optim.lr", "optim.base_lr"})
     with pytest.raises(ValueError, match=r"warmup_ratio=0.1 .*schedule.warmup_steps.* one of them"):
-        apply_cli_precedence(config, {"warmup_ratio", "schedule.warmup_steps"})
+        apply_precedence(config, {"warmup_ratio", "schedule.warmup_steps"})
 
 
 def test_the_learning_rate_is_derived_from_the_width_unless_it_is_set(make_inputs):
