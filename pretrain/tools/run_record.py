@@ -45,7 +45,7 @@ def find_pretraining_run(source: Path) -> Path | None:
         name = load_config(PretrainConfig, run_dir / "config.yaml").name
     except ValueError:  # not a file of this project
         return None
-    return run_dir if name == provenance["name"] else None  # otherwise a copy of the model beside another run
+    return run_dir if provenance.get("name", name) == name else None  # otherwise a copy of the model beside another run
 
 
 def read_record(source: Path, folder: ModelFolder) -> TrainingRecord:

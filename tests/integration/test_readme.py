@@ -125,7 +125,7 @@ def test_the_predictions_of_the_page_about_distributed_training_are_those_of_the
     shares = re.findall(r"^  \d .* ([\d.]+)%$", result.stdout, re.MULTILINE)  # of communication, by ZeRO stage
     for figure in (
         f"| parameters | {plan['total'][0]} ",
-        f"micro-batch 32 | {memory:.0f} GB ",
+        f"micro-batch 128 | {memory:.0f} GB ",
         f"| window tokens | {counts['window tokens in total'] / 1e9:.0f} billion ",
         f"| text tokens | {counts['text tokens in total'] / 1e9:.0f} billion",
         f"at 12 % MFU | {plan['seconds per step'][0]} s ",

@@ -56,7 +56,7 @@ def test_a_run_at_chance_level_names_the_baseline_the_threshold_and_a_remedy():
     assert warning.startswith(
         "accuracy 0.178 is no better than always predicting one class (0.580 or less counts as chance)"
     )
-    assert "Try another learning rate than optim.lr=2.0e-05" in warning
+    assert "Try another learning rate than optim.lr=2e-5" in warning
 
 
 def test_there_is_no_chance_warning_if_every_run_has_learned():
