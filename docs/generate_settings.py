@@ -39,8 +39,8 @@ FINETUNING = """# Settings of fine-tuning
 After reading this page you can set any part of a fine-tuning run from a file or the command line.
 
 `finetune/run.py` takes `--config FILE key=value ...`. A file may start with `extends: other.yaml` and overrides the settings of that
-file. `task_overrides` of the selected task override the rest of the file, but not a file that extends it. The command line overrides everything.
-Each run stores its resolved settings in `config.yaml` in its folder. For `deepspeed` see [configuration.md](configuration.md).
+file. `task_overrides` of the selected task override the rest of the file, but not a file that extends it. The command line overrides
+everything. Each run stores its resolved settings in `config.yaml` in its folder. For `deepspeed` see [configuration.md](configuration.md).
 
 `python docs/generate_settings.py` writes this page.
 
