@@ -190,7 +190,9 @@ class TableSource:
     def _read_file(self, path: Path, labeled: bool, errors: RowErrors, first_row: int = 0) -> Iterator[Example]:
         """Yield the examples of a file. Examples without an id get the number of their row, from `first_row` on."""
         columns = self.columns
-        names = columns.names if labeled or not has_columns(path, columns.texts) else ()
+        names = columns.names
+        if names and not labeled and has_columns(path, columns.texts):
+            names = ()  # this file has a header line
         rows = read_rows(path, names, columns.is_damaged and labeled, errors)
         for row, (location, fields) in enumerate(rows, first_row):
             example = None

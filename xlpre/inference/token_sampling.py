@@ -93,20 +93,19 @@ class TokenSampler:
         )
         if self._penalty != 1:
             logits = penalize_repetition(logits, self._seen, self._penalty)
-        below_best = (
-            logits.double() - logits.max(1, keepdim=True).values
-        )  # finite after the division by a tiny temperature
-        tokens = logits.argmax(1) if self._temperature == 0 else self._sample(below_best / self._temperature)
+        tokens = logits.argmax(1) if self._temperature == 0 else self._sample(logits)
         self._mark_seen(tokens[:, None])
         self._starts_document = tokens[:, None] == special_tokens.EOD
         return tokens
 
     def _sample(self, logits: Tensor) -> Tensor:
+        # relative to the largest, so that they stay finite after the division by a tiny temperature
+        logits = (logits.double() - logits.max(1, keepdim=True).values) / self._temperature
         if self._top_k is not None:
             logits = keep_top_k(logits, self._top_k)
         if self._top_p < 1:
             logits = keep_top_p(logits, self._top_p)
-        cumulative = logits.double().softmax(1).cumsum(1)
+        cumulative = logits.softmax(1).cumsum(1)
         uniform = torch.stack([torch.rand(1, dtype=torch.float64, generator=g) for g in self._generators])
         total = cumulative[:, -1:]
         # below the total even after rounding, so that the chosen token has a probability above 0
