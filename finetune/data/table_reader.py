@@ -53,7 +53,7 @@ def read_rows(
         name, _, split = str(path).rpartition(":")
         yield from ((f"{path}, row {number}", row) for number, row in enumerate(read_hf_rows(name, split), 1))
         return
-    kind = next((suffix for suffix in reversed(path.suffixes) if suffix not in COMPRESSED_SUFFIXES), "")
+    kind = _kind(path)
     if path.is_dir():
         raise ValueError(
             f"{path} is a folder. Name a file in it, or hf:{path}:SPLIT for a dataset that `datasets` saved there."
@@ -110,7 +110,7 @@ def is_hub_split(path: Path | str) -> bool:
 
 def has_columns(path: Path, columns: Sequence[str]) -> bool:
     """Return True if the first line of a .tsv or .csv file names these columns. Files of other kinds always name theirs."""
-    kind = next((suffix for suffix in reversed(path.suffixes) if suffix not in COMPRESSED_SUFFIXES), "")
+    kind = _kind(path)
     if is_hub_split(path) or not path.is_file() or kind not in (".tsv", ".txt", ".csv"):
         return True
     _, names = next(_read_csv(path) if kind == ".csv" else _read_tsv(path), (1, []))
@@ -196,6 +196,11 @@ def get_number(fields: Fields, column: str, location: str) -> float:
             f"{location}: {_shorten(value)} in column {column!r} is not a number, or exceeds float32. Correct it, or remove the row."
         )
     return number
+
+
+def _kind(path: Path) -> str:
+    """Return the suffix of a file without that of its compression."""
+    return next((suffix for suffix in reversed(path.suffixes) if suffix not in COMPRESSED_SUFFIXES), "")
 
 
 def _read_tsv(path: Path) -> Iterator[tuple[int, list[str]]]:
