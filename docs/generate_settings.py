@@ -23,8 +23,8 @@ Commands that prepare text, train, plan or explain take `--config FILE key=value
 overrides the settings of that file. The command line overrides all files. Each run stores its resolved settings in `config.yaml` in its
 folder.
 
-`deepspeed` is passed to DeepSpeed unchanged, for example `deepspeed.zero_optimization.stage=2`. Settings that other keys decide are
-refused there: batch sizes, accumulation, clipping, precision, optimizer and schedule. Keys that DeepSpeed does not know are refused too,
+`deepspeed` is passed to DeepSpeed unchanged, for example `deepspeed.zero_optimization.stage=2`. Keys that xlpre sets itself are
+rejected: batch sizes, accumulation, clipping, precision, optimizer and schedule. Keys that DeepSpeed does not know are refused too,
 except in `activation_checkpointing`, `aio`, `checkpoint`, `data_types`, `flops_profiler` and `timers`, where DeepSpeed ignores them.
 
 The default of `deepspeed.zero_optimization.stage` is 1. It is 0 for a single process in fp32, which has nothing to partition.

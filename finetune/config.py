@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from xlpre.common.errors import InputError
 from xlpre.training.config import LayerwiseOptimConfig, TrainConfig, check_compile
 from xlpre.training.deepspeed_overrides import check_overrides
 from xlpre.training.lr_schedule import ScheduleConfig
@@ -39,7 +40,7 @@ class TaskDataConfig:
         queries: for `rank`, files with the texts of the queries. For `rank`, `train`, `dev` and `test` are TREC run files, which
             list the candidate documents of each query.
         documents: for `rank`, files with the texts of the documents.
-        qrels: for `rank`, files with relevance judgements.
+        qrels: for `rank`, files with relevance judgments.
         val_fraction: fraction of the training examples to hold out for validation, if there are no dev files.
         max_train_examples: number of training examples to use, sampled with the seed. null: all.
         max_seq_len: maximum number of tokens in a row, or in a window of a long text.
@@ -93,7 +94,7 @@ class TaskDataConfig:
 
     def __post_init__(self) -> None:
         if not 0 < self.val_fraction < 1:
-            raise ValueError(
+            raise InputError(
                 f"data.val_fraction={self.val_fraction} is invalid: the held-out fraction must be above 0 and below 1. "
                 "Set a fraction such as 0.1."
             )
@@ -103,41 +104,41 @@ class TaskDataConfig:
             self._check_minimum(name, 1)
         self._check_minimum("forward_overhead_tokens", 0)
         if self.label_scale is not None and (len(self.label_scale) != 2 or self.label_scale[1] <= 0):
-            raise ValueError(
+            raise InputError(
                 f"data.label_scale={self.label_scale} is invalid: it must be a mean and a standard deviation above 0. "
                 "Leave it out to take both from the training examples."
             )
         self._check_long_text()
 
     def _check_minimum(self, name: str, minimum: int) -> None:
-        """Raise ValueError if a setting is below its minimum. A setting of null is accepted."""
+        """Raise InputError if a setting is below its minimum. A setting of null is accepted."""
         value = getattr(self, name)
         if value is not None and value < minimum:
             default = type(self).__dataclass_fields__[name].default
             remedy = "Set null for the default." if default is None else f"The default is {default}."
-            raise ValueError(f"data.{name}={value} is invalid: it must be at least {minimum}. {remedy}")
+            raise InputError(f"data.{name}={value} is invalid: it must be at least {minimum}. {remedy}")
 
     def _check_long_text(self) -> None:
-        """Raise ValueError if a setting of one long-text strategy is set with another strategy."""
+        """Raise InputError if a setting of one long-text strategy is set with another strategy."""
         self._check_minimum("mem_len", 1)
         if self.mem_len is not None and self.long_text != "memory":
-            raise ValueError(
+            raise InputError(
                 f"data.mem_len={self.mem_len} is invalid with data.long_text={self.long_text}: it has no effect. "
                 "Set data.long_text=memory, or data.mem_len=null."
             )
         max_text_len = self.max_seq_len - 2  # <sep> and <cls> follow the text
         if self.window_stride is not None and not 1 <= self.window_stride <= max_text_len:
-            raise ValueError(
+            raise InputError(
                 f"data.window_stride={self.window_stride} is invalid: it must be between 1 and {max_text_len} (data.max_seq_len minus "
                 "two special tokens). Set null for half a window."
             )
         if self.window_stride is not None and self.long_text != "windows":
-            raise ValueError(
+            raise InputError(
                 f"data.window_stride={self.window_stride} is invalid with data.long_text={self.long_text}: it has no effect. "
                 "Set data.long_text=windows, or data.window_stride=null."
             )
         if self.window_pooling != "mean" and self.long_text != "windows":
-            raise ValueError(
+            raise InputError(
                 f"data.window_pooling={self.window_pooling} is invalid with data.long_text={self.long_text}: it has no effect. "
                 "Set data.long_text=windows, or leave it out."
             )
@@ -165,7 +166,7 @@ class TaskModelConfig:
         for name in ("dropout", "dropatt"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
-                raise ValueError(
+                raise InputError(
                     f"model.{name}={value} is invalid: it must be at least 0 and below 1. Set null for the value of the model folder."
                 )
 
@@ -192,7 +193,7 @@ class TaskEvalConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 remedy = " Set null to never stop early." if name == "early_stopping_patience" else ""
-                raise ValueError(f"eval.{name}={value} is invalid: it must be at least 1.{remedy}")
+                raise InputError(f"eval.{name}={value} is invalid: it must be at least 1.{remedy}")
 
 
 @dataclass(frozen=True)
@@ -212,11 +213,11 @@ class TaskTrainConfig(TrainConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.batch_warmup_steps:
-            raise ValueError(
+            raise InputError(
                 f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: in fine-tuning, batches have a fixed size. Leave it out."
             )
         if self.keep_checkpoints_every is not None:
-            raise ValueError(
+            raise InputError(
                 f"train.keep_checkpoints_every={self.keep_checkpoints_every} is invalid: fine-tuning removes the checkpoints of a finished "
                 "run. Leave it out."
             )
@@ -238,7 +239,7 @@ class TaskOptimConfig(LayerwiseOptimConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.base_lr <= 0:
-            raise ValueError(f"optim.base_lr={self.base_lr} is invalid: it must be positive. Set optim.base_lr=2e-5.")
+            raise InputError(f"optim.base_lr={self.base_lr} is invalid: it must be positive. Set optim.base_lr=2e-5.")
 
     @property
     def peak_lr(self) -> float:
@@ -301,9 +302,9 @@ class FinetuneConfig:
     def __post_init__(self) -> None:
         check_run_identity(self.name, self.run_dir, self.seed, self.num_seeds)
         if self.epochs is not None and self.epochs <= 0:
-            raise ValueError(f"epochs={self.epochs} is invalid: it must be above 0. Set null to use train.steps.")
+            raise InputError(f"epochs={self.epochs} is invalid: it must be above 0. Set null to use train.steps.")
         if self.warmup_ratio is not None and not 0 <= self.warmup_ratio < 1:
-            raise ValueError(
+            raise InputError(
                 f"warmup_ratio={self.warmup_ratio} is invalid: it must be at least 0 and below 1. Set null to use schedule.warmup_steps."
             )
         check_compile(self.train, self.model.attention_backend)
@@ -326,7 +327,7 @@ def apply_precedence(config: FinetuneConfig, *keys: Collection[str]) -> Finetune
         keys: keys that the user sets: on the command line, then those in a file that extends a preset. The former win.
 
     Raises:
-        ValueError: the command line or the file sets both settings of a pair.
+        InputError: the command line or the file sets both settings of a pair.
     """
     for ratio, number in REPLACES.items():
         value = getattr(config, ratio)
@@ -340,10 +341,10 @@ def apply_precedence(config: FinetuneConfig, *keys: Collection[str]) -> Finetune
 
 
 def _is_replaced(key: str, value: str, other: str, keys: Sequence[Collection[str]]) -> bool:
-    """Return True if the user has set `other` instead of `key`, which would replace it. Raise ValueError if they have set both at once."""
+    """Return True if the user has set `other` instead of `key`, which would replace it. Raise InputError if they have set both at once."""
     for level in keys:
         if key in level and other in level:
-            raise ValueError(f"{key}={value} is invalid: it replaces {other}, which is set, too. Set only one of them.")
+            raise InputError(f"{key}={value} is invalid: it replaces {other}, which is set, too. Set only one of them.")
         if key in level or other in level:
             return other in level
     return False

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from xlpre.common.cli_main import run_main
+from xlpre.common.errors import InputError
 from xlpre.config.cli import CommandParser, add_push_option
 
 
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = build_parser().parse(argv)
     if args.target.exists():
-        raise ValueError(f"TARGET={args.target} is invalid: it exists already. Name a new folder.")
+        raise InputError(f"TARGET={args.target} is invalid: it exists already. Name a new folder.")
 
     from finetune.tasks.regression import RegressionTask
     from finetune.tasks.text_classification import CSV_CORPORA

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from pretrain.config import PretrainConfig
 from xlpre.common.cli_main import run_main
+from xlpre.common.errors import InputError
 from xlpre.common.job_pool import Command, run_all
 from xlpre.config.cli import SettingsParser
 
@@ -103,12 +104,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = build_parser().parse(argv)
     if not (args.print or args.submit or args.run or args.table):
-        raise ValueError(
+        raise InputError(
             "the command needs --print, --submit, --run or --table, and none of them is set. Add one; see --help."
         )
     for flag in ("jobs", "processes"):
         if (number := getattr(args, flag)) is not None and number < 1:
-            raise ValueError(f"--{flag}={number} is invalid: it must be at least 1. Leave it out for the default.")
+            raise InputError(f"--{flag}={number} is invalid: it must be at least 1. Leave it out for the default.")
 
     from pretrain.tools.ablation.measures import read_failures, read_measures
     from pretrain.tools.ablation.plan import Ablation

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from xlpre.common.errors import InputError
 from xlpre.common.messages import as_yaml
 from xlpre.config.loader import load_config
 from xlpre.data.window_layout import DataConfig
@@ -65,22 +66,22 @@ class EvalConfig:
     def __post_init__(self) -> None:
         for name in ("every", "batch_size", "num_windows"):
             if (value := getattr(self, name)) < 1:
-                raise ValueError(f"eval.{name}={value} is invalid: it must be at least 1. Set eval.{name}=1.")
+                raise InputError(f"eval.{name}={value} is invalid: it must be at least 1. Set eval.{name}=1.")
         if self.order_consistency < 0:
-            raise ValueError(
+            raise InputError(
                 f"eval.order_consistency={self.order_consistency} is invalid: it must be at least 0. Set 0 to leave it out."
             )
         if self.mem_len is not None and self.mem_len < 0:
-            raise ValueError(
+            raise InputError(
                 f"eval.mem_len={self.mem_len} is invalid: it must be at least 0. Set eval.mem_len=null to use model.mem_len."
             )
         if self.partial_k is not None and self.partial_k < 1:
-            raise ValueError(
+            raise InputError(
                 f"eval.partial_k={self.partial_k} is invalid: it must be at least 1. Set eval.partial_k=null to use objective.partial_k."
             )
         for sentence in self.sentences:
             if not has_blank(sentence):
-                raise ValueError(
+                raise InputError(
                     f"eval.sentences={sentence!r} is invalid: it has no blank. Write {BLANK} where a word is missing."
                 )
 
@@ -95,10 +96,11 @@ class PretrainTrainConfig(TrainConfig):
             bit for bit. A run that resumes from a checkpoint without memory first reads the last windows of each batch row again to fill
             the memory. It does so with the current weights, and losses differ slightly.
         cuda_graphs: record the kernels of the forward and the backward pass once as CUDA graphs, and launch them together, which is
-            several times as fast for small models (reports/gpu). It needs memory for two more copies of the gradients and of the memory of
-            a micro-batch, and has no effect on a CPU, with ZeRO stage 3, activation checkpointing, `model.cutoffs`, `model.d_embed`,
-            `model.tie_embedding=false`, `deepspeed.torch_autocast` and `deepspeed.flops_profiler`. null: true in the case that has been
-            tried on a GPU: one process, bf16, ZeRO stage 1 without offloading, the attention backend `triton`, and no `train.compile`.
+            several times as fast for small models (reports/gpu). It needs GPU memory for two more copies of the gradients and of the
+            recurrent memory of a micro-batch, and has no effect on a CPU, with ZeRO stage 3, activation checkpointing, `model.cutoffs`,
+            `model.d_embed`, `model.tie_embedding=false`, `deepspeed.torch_autocast` and `deepspeed.flops_profiler`. null: true in the
+            case that has been tried on a GPU: one process, bf16, ZeRO stage 1 without offloading, the attention backend `triton`, and no
+            `train.compile`.
     """
 
     save_memory: Literal["newest", "all", "none"] = "newest"
@@ -114,7 +116,7 @@ class PretrainConfig:
         run_dir: folder for metrics, checkpoints, the model folder and the report.
         init_from: folder with initial weights: a run folder, a model folder of xlpre or of Hugging Face's XLNet, or the original
             TensorFlow release. The model takes the shape of these weights. null: new weights, see `model.init_scheme`.
-        seed: random seed of new weights, the order of the text, targets and dropout.
+        seed: random seed of the initial weights, the order of the text, the targets and dropout.
         deepspeed: settings passed to DeepSpeed unchanged.
     """
 
@@ -137,26 +139,26 @@ class PretrainConfig:
     def __post_init__(self) -> None:
         check_run_identity(self.name, self.run_dir, self.seed)
         if not self.data.store_dir:
-            raise ValueError(
+            raise InputError(
                 "data.store_dir='' is invalid: it must name the folder of a token store. Leave it out to use stores/NAME."
             )
         if self.text.line_type == "verbatim" and self.text.val_source is None:
-            raise ValueError(
+            raise InputError(
                 "text.line_type=verbatim is invalid: a continuous text has no documents to hold out. Set text.val_source to the validation "
                 "text, for example 'enwik8.gz[90000000:95000000]'."
             )
         if self.text.line_type == "verbatim" and self.tokenizer.kind == "sentencepiece":
-            raise ValueError(
+            raise InputError(
                 "text.line_type=verbatim is invalid: a SentencePiece vocabulary does not keep text as it is. Set tokenizer.kind to bytes, "
                 "characters or words, or text.line_type=paragraphs."
             )
         if self.eval.order_consistency and self.objective.name != "permutation":
-            raise ValueError(
+            raise InputError(
                 f"eval.order_consistency={self.eval.order_consistency} is invalid with objective.name={self.objective.name}: only "
                 "permutation models have factorization orders. Set eval.order_consistency=0."
             )
         if self.model.attention_span != "all" and self.model.mem_len == 0:
-            raise ValueError(
+            raise InputError(
                 f"model.mem_len=0 is invalid with model.attention_span={self.model.attention_span}: each token would see at most itself. "
                 "Set model.attention_span=all."
             )
@@ -209,12 +211,12 @@ def load_run_config(run_dir: Path) -> PretrainConfig:
     """Load the config.yaml that a run wrote to its folder.
 
     Raises:
-        ValueError: there is no such file, or it is empty or invalid.
+        InputError: there is no such file, or it is empty or invalid.
     """
     path = run_dir / "config.yaml"
     if not path.exists() or not path.read_bytes().strip():
         state = "is empty" if path.exists() else "does not exist"
-        raise ValueError(
+        raise InputError(
             f"{path} {state}, but the settings of the run are read from it. Copy it from a backup. An unfinished run also writes it again "
             "when it resumes."
         )
@@ -232,7 +234,7 @@ def changed_settings(config: PretrainConfig, with_length: bool = False) -> dict[
         For each setting that differs, by key, its value in the run and its value in `config`. Empty if there is no run.
 
     Raises:
-        ValueError: the config.yaml of the run is invalid.
+        InputError: the config.yaml of the run is invalid.
     """
     run_dir = Path(config.run_dir)
     if not (run_dir / "config.yaml").exists():

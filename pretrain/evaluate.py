@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xlpre.common.cli_main import run_main
+from xlpre.common.errors import InputError
 from xlpre.common.launcher import read_launcher
 from xlpre.config.cli import CommandParser, check_output_files
 
@@ -88,33 +89,33 @@ def build_parser() -> CommandParser:
 
 
 def check_options(args: argparse.Namespace) -> list[int] | None:
-    """Raise ValueError if an option is out of range. Return the memory lengths."""
+    """Raise InputError if an option is out of range. Return the memory lengths."""
     for name, minimum in MINIMUM.items():
         if (value := getattr(args, name)) is not None and value < minimum:
-            raise ValueError(f"--{name.replace('_', '-')}={value} is invalid: it must be at least {minimum}.")
+            raise InputError(f"--{name.replace('_', '-')}={value} is invalid: it must be at least {minimum}.")
     check_output_files(args.out, args.picture)
     if args.lengths and not args.compare:
-        raise ValueError(
+        raise InputError(
             f"--lengths={args.lengths} is invalid without --compare. Add --compare sliding, or set --mem-len."
         )
     if args.compare and args.mem_len:
-        raise ValueError(f"--mem-len={args.mem_len} is invalid with --compare. Set --lengths.")
+        raise InputError(f"--mem-len={args.mem_len} is invalid with --compare. Set --lengths.")
     if args.compare and args.attention_span:
-        raise ValueError(
+        raise InputError(
             f"--attention-span={args.attention_span} is invalid with --compare, which limits the span to each length. Leave it out."
         )
     if args.compare and args.mode:
-        raise ValueError(
+        raise InputError(
             f"--mode={args.mode} is invalid with --compare, which predicts from left to right. Leave it out."
         )
     return None if args.mem_len is None else parse_lengths("--mem-len", args.mem_len)
 
 
 def parse_lengths(option: str, value: str) -> list[int]:
-    """Return the numbers of an option. Raise ValueError if they are not different numbers."""
+    """Return the numbers of an option. Raise InputError if they are not different numbers."""
     lengths = value.split(",")
     if not all(length.isdecimal() for length in lengths) or len({*map(int, lengths)}) < len(lengths):
-        raise ValueError(
+        raise InputError(
             f"{option}={value} is invalid: it must be different numbers of tokens, separated by commas, such as 0,64,128."
         )
     return [int(length) for length in lengths]
@@ -183,22 +184,22 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _select_device(args: argparse.Namespace) -> torch.device:
-    """Return the device of this process. Raise ValueError if it does not fit the number of processes."""
+    """Return the device of this process. Raise InputError if it does not fit the number of processes."""
     from xlpre.training.distributed import device_type, select_device, use_device, world_size
 
     is_job, selected = world_size() > 1, select_device(args.device)
     if is_job and selected.type != device_type():
-        raise ValueError(
+        raise InputError(
             f"--device={args.device} is invalid with several processes: each one uses a GPU if there are any. Leave it out, or set "
             "CUDA_VISIBLE_DEVICES= to hide GPUs."
         )
     if args.compare and (is_job or args.processes > 1):
-        raise ValueError(
+        raise InputError(
             "--compare=sliding is invalid with several processes: it measures one. Start it in one process."
         )
     device = use_device() if is_job else selected
     if args.processes > 1 and (is_job or device.type == "cuda"):
-        raise ValueError(
+        raise InputError(
             f"--processes={args.processes} is invalid: it starts processes on the CPU of one machine. Leave it out. "
             "`torchrun --nproc_per_node N` starts a process per GPU."
         )

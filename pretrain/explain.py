@@ -21,6 +21,7 @@ from pathlib import Path
 
 from pretrain.config import PretrainConfig
 from xlpre.common.cli_main import run_main
+from xlpre.common.errors import InputError
 from xlpre.config.cli import SettingsParser, check_output_files
 from xlpre.config.loader import load_config
 
@@ -63,9 +64,9 @@ def build_parser() -> SettingsParser[PretrainConfig]:
 
 
 def check_options(args: argparse.Namespace) -> None:
-    """Raise ValueError if an option is out of range."""
+    """Raise InputError if an option is out of range."""
     if not 0 <= args.step < 2**63:
-        raise ValueError(f"--step={args.step} is invalid: it must be at least 0 and below 2^63. Leave it out for 0.")
+        raise InputError(f"--step={args.step} is invalid: it must be at least 0 and below 2^63. Leave it out for 0.")
     check_output_files(None, args.picture)
 
 

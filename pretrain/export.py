@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import get_args
 
 from xlpre.common.cli_main import run_main
+from xlpre.common.errors import InputError
 from xlpre.config.cli import CommandParser, add_push_option
 from xlpre.text.preprocess import Preprocess
 
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = build_parser().parse(argv)
     if args.target.exists():
-        raise ValueError(f"TARGET={args.target} is invalid: it exists already. Name a new folder.")
+        raise InputError(f"TARGET={args.target} is invalid: it exists already. Name a new folder.")
 
     from pretrain.tools.run_record import read_record
     from xlpre.conversion.hub_upload import check_repository, finish_export
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder = load_folder(args.source)
     if args.preprocess and folder.tokenizer:
         if folder.provenance and args.preprocess != folder.tokenizer.preprocess:
-            raise ValueError(
+            raise InputError(
                 f"--preprocess={args.preprocess} is invalid: {args.source} was trained with "
                 f"tokenizer.preprocess={folder.tokenizer.preprocess}. Leave --preprocess out."
             )

@@ -25,6 +25,7 @@ import argparse
 from collections.abc import Sequence
 
 from xlpre.common.cli_main import run_main
+from xlpre.common.errors import InputError
 from xlpre.config.cli import CommandParser
 from xlpre.text.blanks import BLANK
 
@@ -59,17 +60,17 @@ def build_parser() -> CommandParser:
 
 
 def check_options(args: argparse.Namespace) -> None:
-    """Raise ValueError if options contradict each other or are out of range."""
+    """Raise InputError if options contradict each other or are out of range."""
     for name in ("top", "beam", "num_samples"):
         if (value := getattr(args, name)) is not None and value < 1:
-            raise ValueError(
+            raise InputError(
                 f"--{name.replace('_', '-')}={value} is invalid: it must be at least 1. Correct it or leave it out."
             )
     if args.seed < 0:
-        raise ValueError(f"--seed={args.seed} is invalid: it must be at least 0. Correct it or leave it out.")
+        raise InputError(f"--seed={args.seed} is invalid: it must be at least 0. Correct it or leave it out.")
     modes = {"--independent": args.independent, "--options": args.options, "--num-samples": args.num_samples}
     if len(given := [name for name, value in modes.items() if value]) > 1:
-        raise ValueError(f"{given[1]} is invalid with {given[0]}. Leave one of them out.")
+        raise InputError(f"{given[1]} is invalid with {given[0]}. Leave one of them out.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -77,26 +78,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse(argv)
     check_options(args)
 
+    from xlpre import load
     from xlpre.common.messages import counted
-    from xlpre.conversion.model_folder import load_folder
-    from xlpre.inference.cloze import encode_cloze, format_result, predict_blanks
-    from xlpre.inference.filling import check_objective, fill, format_fillings, format_pieces
-    from xlpre.training.distributed import select_device
+    from xlpre.inference.cloze import encode_cloze, format_result
+    from xlpre.inference.filling import check_objective, format_fillings, format_pieces
 
-    folder = load_folder(args.model)
-    check_objective(folder.objective)
-    model, tokenizer = folder.model().to(select_device(args.device)), folder.require_tokenizer(args.model)
+    lm = load(args.model, args.device)
+    check_objective(lm.objective)
     options = [each.split(",") for each in args.options] if args.options else None
     for text in args.text:
-        cloze = encode_cloze(text, tokenizer)
+        cloze = encode_cloze(text, lm.tokenizer)
         if args.independent:
-            print(format_result(predict_blanks(model, tokenizer, text, args.top)))
+            print(format_result(lm.predict_blanks(text, args.top)))
         else:
-            (fillings,) = fill(
-                model,
-                tokenizer,
+            (fillings,) = lm.fill(
                 [text],
-                objective=folder.objective,
                 order=args.order,
                 beam=max(args.beam, args.top),
                 length_penalty=args.length_penalty,
@@ -110,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             elif any(filling.n_pieces > 1 for filling in fillings):
                 print(format_fillings(text, fillings[: args.top]))
             else:
-                print(format_pieces(text, fillings[: args.top], tokenizer))
+                print(format_pieces(text, fillings[: args.top], lm.tokenizer))
         if cloze.n_unknown:
             print(
                 f"    note: {counted(cloze.n_unknown, 'token')} of the text is <unk>: the vocabulary lacks its characters"

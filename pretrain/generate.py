@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 
 from xlpre.common.cli_main import run_main
+from xlpre.common.errors import InputError
 from xlpre.config.cli import CommandParser
 
 
@@ -55,40 +56,29 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = build_parser().parse(argv)
 
-    from xlpre.conversion.model_folder import load_folder
-    from xlpre.inference.generation import GenerationConfig, check_objective, generate
-    from xlpre.training.distributed import select_device
+    from xlpre import load
+    from xlpre.inference.generation import GenerationConfig, check_objective
 
     settings = vars(args).copy()
     origin, prompt, device = (settings.pop(name) for name in ("model", "prompt", "device"))
-    config = GenerationConfig(**settings)
-    device = select_device(device)
-    folder = load_folder(origin)
-    check_objective(folder.objective)
-    tokenizer = folder.require_tokenizer(origin)
-    model = folder.model().to(device)
+    GenerationConfig(**settings)  # checks the settings before the model is read
+    lm = load(origin, device)
+    check_objective(lm.objective)
     text = _read_stdin() if prompt == "-" else prompt
-    if config.num_samples == 1:
+    if args.num_samples == 1:
         print(text, end="", flush=True)
-        generate(
-            model,
-            tokenizer,
-            [text],
-            config,
-            objective=folder.objective,
-            on_text=lambda _, part: print(part, end="", flush=True),
-        )
+        lm.generate([text], on_text=lambda _, part: print(part, end="", flush=True), **settings)
         print()
         return
-    for number, continuation in enumerate(generate(model, tokenizer, [text], config, objective=folder.objective), 1):
-        print(f"--- {number} of {config.num_samples}\n{text}{continuation.text}")
+    for number, continuation in enumerate(lm.generate([text], **settings), 1):
+        print(f"--- {number} of {args.num_samples}\n{text}{continuation.text}")
 
 
 def _read_stdin() -> str:
     try:
         return sys.stdin.read().removesuffix("\n")
     except UnicodeDecodeError as error:
-        raise ValueError(f"PROMPT=- is invalid: standard input is not {error.encoding}. Convert it first.") from None
+        raise InputError(f"PROMPT=- is invalid: standard input is not {error.encoding}. Convert it first.") from None
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from pretrain.config import PretrainConfig
 from xlpre.common.cli_main import run_main
+from xlpre.common.errors import InputError
 from xlpre.config.cli import SettingsParser
 from xlpre.training.device_specs import DEVICES
 
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for flag in ("gpus", "nodes", "tokens", "peak", "memory"):
         value = getattr(args, flag)
         if value is not None and not 0 < value < math.inf:
-            raise ValueError(
+            raise InputError(
                 f"--{flag}={value:g} is invalid: it must be a positive number. Leave it out for the default."
             )
     device = DEVICES[args.device]

@@ -26,6 +26,7 @@ import psutil
 from pretrain.config import PretrainConfig
 from pretrain.tools.preparation import make_store, make_tokenizer
 from xlpre.common.cli_main import run_main
+from xlpre.common.errors import InputError
 from xlpre.common.job_pool import stop_on_signal
 from xlpre.config.cli import ExplicitKeys, SettingsParser
 
@@ -102,7 +103,7 @@ def train(config: PretrainConfig, explicit_keys: ExplicitKeys, args: Sequence[st
                 _terminate_training(child.pid, terminated)
             time.sleep(0.2)
     if child.returncode and not signals:
-        raise ValueError(
+        raise InputError(
             f"the training exited with status {child.returncode}; see its message above. "
             "The same command resumes from the latest checkpoint."
         )
@@ -132,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     config, explicit_keys, args = build_parser().parse_config(argv)
     if args.processes is not None and args.processes < 1:
-        raise ValueError(f"--processes={args.processes} is invalid: it must be at least 1. Leave it out.")
+        raise InputError(f"--processes={args.processes} is invalid: it must be at least 1. Leave it out.")
     start = time.monotonic()
     make_tokenizer(config)
     make_store(config)
@@ -175,7 +176,7 @@ def _divides_batch(config: PretrainConfig, n_processes: int) -> bool:
     """Return True if the global batch can be divided among `n_processes`. Always True for one process: training then prints the error."""
     try:
         config.train.batch_schedule(n_processes)
-    except ValueError:
+    except InputError:
         return n_processes == 1
     return True
 

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from xlpre.common.cli_main import run_main
+from xlpre.common.errors import InputError
 from xlpre.config.cli import CommandParser, check_output_files
 
 
@@ -46,17 +47,17 @@ def build_parser() -> CommandParser:
 
 
 def check_options(args: argparse.Namespace) -> list[float]:
-    """Raise ValueError if an option is out of range. Return the fractions."""
+    """Raise InputError if an option is out of range. Return the fractions."""
     for name, minimum in (("step", 1), ("tokens", 1), ("seed", 0), ("max_context", 2 * args.step)):
         if (value := getattr(args, name)) < minimum:
-            raise ValueError(f"--{name.replace('_', '-')}={value} is invalid: it must be at least {minimum}.")
+            raise InputError(f"--{name.replace('_', '-')}={value} is invalid: it must be at least {minimum}.")
     check_output_files(args.out, args.picture)
     try:
         fractions = [float(value) for value in args.fraction.split(",")]
     except ValueError:
         fractions = []
     if not fractions or not all(0 < fraction <= 1 for fraction in fractions):
-        raise ValueError(
+        raise InputError(
             f"--fraction={args.fraction} is invalid: it must be numbers above 0 and at most 1, separated by commas, such as 0.1,0.5,1."
         )
     return fractions

@@ -20,6 +20,7 @@ from functools import partial
 
 from pretrain.config import PretrainConfig
 from xlpre.common.cli_main import run_main
+from xlpre.common.errors import InputError
 from xlpre.common.launcher import read_launcher
 from xlpre.config.cli import ExplicitKeys, SettingsParser
 
@@ -80,9 +81,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _check_has_preset(explicit_keys: ExplicitKeys) -> None:
-    """Raise ValueError if neither a config file nor the length of the run is set: the defaults are not a tested preset."""
+    """Raise InputError if neither a config file nor the length of the run is set: the defaults are not a tested preset."""
     if not explicit_keys.file and "train.steps" not in explicit_keys.args:
-        raise ValueError(
+        raise InputError(
             "--config is missing. Pass a preset, such as `--config configs/pretrain/quickstart.yaml` or "
             "`--config configs/pretrain/xlnet_base.yaml`. To train with the untested default settings, set train.steps."
         )

@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from xlpre.common.cli_main import run_main
+from xlpre.common.errors import InputError
 from xlpre.config.cli import CommandParser, check_output_files
 
 COUNTS = ("orders", "window", "batch_tokens", "limit")  # options that are at least 1
@@ -68,28 +69,28 @@ def build_parser() -> CommandParser:
 
 
 def check_options(args: argparse.Namespace) -> None:
-    """Raise ValueError if options contradict each other or are out of range."""
+    """Raise InputError if options contradict each other or are out of range."""
     for name in COUNTS:
         if (value := getattr(args, name)) is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')}={value} is invalid: it must be at least 1.")
+            raise InputError(f"--{name.replace('_', '-')}={value} is invalid: it must be at least 1.")
     for name, minimum in (("seed", 0), ("mem_len", 0)):
         if (value := getattr(args, name)) is not None and value < minimum:
-            raise ValueError(f"--{name.replace('_', '-')}={value} is invalid: it must be at least {minimum}.")
+            raise InputError(f"--{name.replace('_', '-')}={value} is invalid: it must be at least {minimum}.")
     if args.pairs and (args.file or args.tokens):
         option = "--tokens" if args.tokens else f"FILE={args.file}"
-        raise ValueError(f"{option} is invalid with --pairs. Leave one of them out.")
+        raise InputError(f"{option} is invalid with --pairs. Leave one of them out.")
     for name in ("limit", "picture"):
         if getattr(args, name) is not None and not args.pairs:
-            raise ValueError(
+            raise InputError(
                 f"--{name}={getattr(args, name)} is invalid without --pairs. Leave it out, or give --pairs FILE."
             )
     if args.file and not args.file.is_file():
         problem = "it is not a regular file" if args.file.exists() else "there is no such file"
-        raise ValueError(
+        raise InputError(
             f"FILE={args.file} is invalid: {problem}. Give a text file, or leave it out to read standard input."
         )
     if args.file and not args.file.stat().st_size:
-        raise ValueError(f"FILE={args.file} is invalid: it is empty. Write one text per line.")
+        raise InputError(f"FILE={args.file} is invalid: it is empty. Write one text per line.")
     check_output_files(args.out, args.picture)
 
 
@@ -101,26 +102,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     from functools import partial
 
     from pretrain.tools.text_scores import CHUNK_LINES, draw_accuracies, score_lines, score_pairs, write_records
+    from xlpre import load
     from xlpre.common.files import write_text
     from xlpre.common.messages import counted
     from xlpre.common.tables import to_text
-    from xlpre.conversion.model_folder import load_folder
     from xlpre.inference.minimal_pairs import read_pairs
     from xlpre.inference.modes import SCORE_MODES, resolve_mode
-    from xlpre.inference.scoring import score
-    from xlpre.training.distributed import select_device
 
-    device = select_device(args.device)
     pairs = read_pairs(args.pairs, args.limit) if args.pairs else []
-    folder = load_folder(args.model)
-    mode, tokenizer = resolve_mode(args.mode, folder.objective, SCORE_MODES), folder.require_tokenizer(args.model)
-    model = folder.model().to(device)
+    lm = load(args.model, args.device)
+    mode = resolve_mode(args.mode, lm.objective, SCORE_MODES)
     score_texts = partial(
-        score,
-        model,
-        tokenizer,
+        lm.score,
         mode=mode,
-        objective=folder.objective,
         prefix=args.prefix,
         n_orders=args.orders,
         seed=args.seed,
@@ -131,9 +125,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not args.pairs:
         is_interactive = args.file is None and sys.stdin.isatty()
         chunk_lines = 1 if is_interactive else CHUNK_LINES
-        write_records(score_lines(score_texts, tokenizer, args.file, chunk_lines, args.tokens), args.out)
+        write_records(score_lines(score_texts, lm.tokenizer, args.file, chunk_lines, args.tokens), args.out)
         return
-    accuracies = score_pairs(score_texts, tokenizer, pairs)
+    accuracies = score_pairs(score_texts, lm.tokenizer, pairs)
     orders = {"n_orders": args.orders, "seed": args.seed} if mode == "any-order" else {}
     prefix = {"prefix": args.prefix} if args.prefix else {}
     name = f"{mode}, {counted(args.orders, 'order')}" if orders else mode
@@ -142,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(
         f"\n{args.model}, {name}: {accuracies.overall.percent:.2f} % of {accuracies.overall.n_pairs:,} pairs, mean over paradigms"
     )
-    if folder.config.mem_len and not args.prefix:
+    if lm.model.config.mem_len and not args.prefix:
         print(
             'note: models trained with memory judge sentences better after a paragraph of other text: --prefix "TEXT" '
             "(docs/scoring.md#minimal-pairs)",

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xlpre.common.errors import InputError
+
 HIDDEN_RANK = torch.iinfo(torch.int32).max  # key rank of padding and invalid memory: no query sees these keys
 
 FIELD_SPECS = {
@@ -50,7 +52,7 @@ class Batch:
         reuse_len: number of tokens at the start of the window that enter memory. The next window starts after them.
 
     Raises:
-        ValueError: a field has the wrong shape or dtype, or `reuse_len` is not between 0 and T.
+        InputError: a field has the wrong shape or dtype, or `reuse_len` is not between 0 and T.
     """
 
     input_ids: Tensor
@@ -75,12 +77,12 @@ class Batch:
                 actual = (
                     f"shape {tuple(x.shape)} and {x.dtype}" if isinstance(x, Tensor) else f"type {type(x).__name__}"
                 )
-                raise ValueError(
+                raise InputError(
                     f"Batch.{name} of {actual} is invalid: it must be a tensor ({', '.join(letters)}) of {dtype}, where "
                     "input_ids is (B, T). Convert it."
                 )
         if not 0 <= self.reuse_len <= T:
-            raise ValueError(
+            raise InputError(
                 f"Batch.reuse_len={self.reuse_len} is invalid: it must be between 0 and the window length {T}."
             )
 

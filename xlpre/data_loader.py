@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from xlpre.batch import Batch
+from xlpre.common.errors import InputError
 from xlpre.data.lanes import Lanes
 from xlpre.data.rng import RowRng
 from xlpre.data.window_layout import DataConfig, Windows, build_windows
@@ -47,10 +48,10 @@ class Loader:
         """Return the batch of `lanes`, one row each, at `step`.
 
         Raises:
-            ValueError: there are no lanes, a lane does not exist, or the objective returned invalid inputs.
+            InputError: there are no lanes, a lane does not exist, or the objective returned invalid inputs.
         """
         if not isinstance(lanes, Sequence) or not lanes or min(step, *lanes) < 0 or max(lanes) >= self.lanes.n_lanes:
-            raise ValueError(
+            raise InputError(
                 f"lanes={lanes} with step={step} is invalid: lanes must be a non-empty sequence of numbers from 0 to "
                 f"{self.lanes.n_lanes - 1}, and step must be at least 0. "
                 "For `batches`, `lane_groups_at(step)` must return a list of such sequences, for example [range(n_lanes)]."
@@ -91,7 +92,7 @@ def batch_from_inputs(windows: Windows, inputs: ModelInputs) -> Batch:
     """Build a Batch from windows and their inputs. Its tensors share memory with these arrays, where they are contiguous.
 
     Raises:
-        ValueError: a field has the wrong shape or dtype, or the target positions of a row do not increase strictly.
+        InputError: a field has the wrong shape or dtype, or the target positions of a row do not increase strictly.
     """
     _check_inputs(inputs)
     fields = {
@@ -131,12 +132,12 @@ def assign_lanes(rank: int, world_size: int, micro_batch_size: int, accumulation
 def _check_inputs(inputs: ModelInputs) -> None:
     for name, x in vars(inputs).items():
         if not isinstance(x, np.ndarray) or x.ndim != 2:
-            raise ValueError(
+            raise InputError(
                 f"ModelInputs.{name}={x!r:.60} is invalid: it must be a 2-dimensional array, one row per window."
             )
     positions, length = inputs.target_positions, inputs.input_ids.shape[1]
     if positions.shape != inputs.targets.shape:
-        raise ValueError(
+        raise InputError(
             f"ModelInputs.targets of shape {inputs.targets.shape} is invalid: it needs that of target_positions, {positions.shape}."
         )
     is_valid = (
@@ -146,7 +147,7 @@ def _check_inputs(inputs: ModelInputs) -> None:
         and (np.diff(positions) > 0).all()
     )
     if not is_valid:
-        raise ValueError(
+        raise InputError(
             f"ModelInputs.target_positions={positions!r:.200} is invalid: positions must be between 0 and {length - 1}, and "
             "must increase strictly in each row."
         )

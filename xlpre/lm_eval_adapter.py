@@ -19,6 +19,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
+from xlpre.common.errors import InputError
 from xlpre.conversion.model_folder import load_folder
 from xlpre.inference.generation import (
     BATCH_SIZE,
@@ -54,7 +55,7 @@ class HarnessModel(LM):
         device: `cpu` or `cuda`. None: a GPU if there is one.
 
     Raises:
-        ValueError: a folder that cannot be read or has no vocabulary, or a denoising model.
+        InputError: a folder that cannot be read or has no vocabulary, or a denoising model.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class HarnessModel(LM):
         """Return the settings of a task as a GenerationConfig.
 
         Raises:
-            ValueError: a setting that generation does not have.
+            InputError: a setting that generation does not have.
         """
         settings = {RENAMED.get(name, name): value for name, value in kwargs.items() if value is not None}
         samples = settings.pop("do_sample", settings.get("temperature", 0) > 0)
@@ -162,7 +163,7 @@ class HarnessModel(LM):
             settings["temperature"] = 0.0
         if unknown := settings.keys() - {*SETTINGS}:
             name = min(unknown)
-            raise ValueError(
+            raise InputError(
                 f"generation_kwargs {name}={settings[name]} is invalid: the settings are do_sample, max_gen_toks, until, "
                 f"{', '.join(SETTINGS[2:])}. Remove it from the task."
             )

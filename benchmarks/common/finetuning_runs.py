@@ -13,6 +13,7 @@ from finetune.config import FinetuneConfig, task_overrides
 from finetune.trainer.final_results import finished_seeds
 from finetune.trainer.inputs import RunInputs
 from finetune.trainer.results import RESULT, Result, seed_folder
+from xlpre.common.errors import InputError
 from xlpre.common.job_pool import Command
 from xlpre.config.loader import load_config
 
@@ -45,7 +46,7 @@ class FinetuningRun:
         """True if the folder has a result of this config file and these settings, with the current examples and weights.
 
         Raises:
-            ValueError: the folder has a result with other settings, examples or weights.
+            InputError: the folder has a result with other settings, examples or weights.
         """
         if not self.is_finished:
             return False
@@ -56,10 +57,10 @@ class FinetuningRun:
         """Result of the run.
 
         Raises:
-            ValueError: the run is not finished.
+            InputError: the run is not finished.
         """
         if not self.is_finished:
-            raise ValueError(f"{self.folder} has no result: the run was stopped. Run the same command again to resume.")
+            raise InputError(f"{self.folder} has no result: the run was stopped. Run the same command again to resume.")
         return Result.read(self.seed_folder / RESULT)
 
     def command(self, config: str, settings: Sequence[str]) -> Command:

@@ -20,6 +20,8 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from xlpre.common.errors import InputError
+
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
 from benchmarks.common.finetuning_runs import CONFIG, FinetuningRun
@@ -43,13 +45,13 @@ def read_articles(race: Path, split: str, n_pairs: int) -> list[dict[str, str]]:
     """Return at most `n_pairs` pairs of articles of similar length, one of each level. The split is the seed of their order.
 
     Raises:
-        ValueError: a level has no articles.
+        InputError: a level has no articles.
     """
     by_length: dict[str, dict[int, list[str]]] = {level: {} for level in LEVELS}
     for level in LEVELS:
         paths = sorted((race / split / level).glob("*.txt"))
         if not paths:
-            raise ValueError(
+            raise InputError(
                 f"--race={race} is invalid: the folder has no {split}/{level}/*.txt. Name the folder with train, dev and test of RACE."
             )
         for path in paths:

@@ -39,6 +39,8 @@ import threading
 import time
 from typing import Any
 
+from xlpre.common.errors import InputError
+
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads slow each other down severely on shared cores
 
 from pathlib import Path
@@ -143,10 +145,10 @@ def race(contenders: dict[str, Contender], c: dict[str, Any], rounds: int, steps
 
 
 def check_gradient_norm(lines: dict[str, dict[str, Any]], name: str, c: dict[str, Any]) -> None:
-    """Raise ValueError if the gradient norms of this and the first contender differ. Checks nothing with dropout or on a CPU."""
+    """Raise InputError if the gradient norms of this and the first contender differ. Checks nothing with dropout or on a CPU."""
     norms = [line["gradient_norm"] for line in (*lines.values(), lines[name]) if "gradient_norm" in line]
     if norms and not c["dropout"] and not abs(norms[-1] - norms[0]) <= GRADIENT_NORM_TOLERANCE * norms[0]:
-        raise ValueError(
+        raise InputError(
             f"gradients do not agree: their norm is {norms[-1]}, but that of the first contender is {norms[0]}"
         )
 

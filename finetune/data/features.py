@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from xlpre.common.errors import InputError
 from xlpre.data.window_layout import SEGMENT_A, SEGMENT_B, SEGMENT_CLS
 from xlpre.text import special_tokens
 
@@ -95,11 +96,11 @@ def pair_to_row(a: Sequence[int], b: Sequence[int], max_len: int) -> Row:
         max_len: maximum number of tokens, special tokens included.
 
     Raises:
-        ValueError: `max_len` has no room for the special tokens and one token of text.
+        InputError: `max_len` has no room for the special tokens and one token of text.
     """
     n_special = 3 if b else 2
     if max_len <= n_special:
-        raise ValueError(
+        raise InputError(
             f"a row of {max_len} tokens is too short for {n_special} special tokens and one token of text. "
             f"Set a length above {n_special}."
         )

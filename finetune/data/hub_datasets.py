@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from finetune.data.table_reader import Fields
+from xlpre.common.errors import InputError
 
 
 def split_path(dataset: str, split: str, config: str = "") -> Path:
@@ -36,14 +37,14 @@ class HubColumns:
             location: dataset and row, for error messages.
 
         Raises:
-            ValueError: the label index has no name.
+            InputError: the label index has no name.
         """
         renamed = {self.names.get(name, name): value for name, value in fields.items()}
         index, n = renamed.get(label_column), len(self.label_names)
         if not n or not isinstance(index, int) or index == -1:
             return renamed
         if not 0 <= index < n:
-            raise ValueError(
+            raise InputError(
                 f"{location}: label {index} is invalid: labels must be 0 to {n - 1}, which stand for {', '.join(self.label_names)}. "
                 "Choose a dataset with these label indices."
             )

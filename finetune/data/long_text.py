@@ -14,6 +14,7 @@ import numpy as np
 from finetune.config import TaskDataConfig
 from finetune.data.examples import Outputs, Split
 from finetune.data.features import Chunking, Row, pair_to_row
+from xlpre.common.errors import InputError
 from xlpre.model.config import ModelConfig
 from xlpre.text.special_tokens import N_SYMBOLS
 
@@ -31,7 +32,7 @@ class LongTextStrategy(Protocol):
             location: file and line, for error messages.
 
         Raises:
-            ValueError: the example has two texts, but the strategy reads only one.
+            InputError: the example has two texts, but the strategy reads only one.
         """
 
 
@@ -107,10 +108,10 @@ def require_truncation(data: TaskDataConfig, task: str) -> None:
     """Check that `data.long_text` is `truncate`, for a task that reads several texts together.
 
     Raises:
-        ValueError: another strategy is set.
+        InputError: another strategy is set.
     """
     if data.long_text != "truncate":
-        raise ValueError(
+        raise InputError(
             f"data.long_text={data.long_text} is invalid: it works for a single text, but task={task} reads several together. "
             "Set data.long_text=truncate."
         )
@@ -120,10 +121,10 @@ def check_memory(data: TaskDataConfig, config: ModelConfig) -> None:
     """Check that the model has memory if `data.long_text=memory`.
 
     Raises:
-        ValueError: the memory length is 0.
+        InputError: the memory length is 0.
     """
     if data.long_text == "memory" and not (data.mem_len or config.mem_len):
-        raise ValueError(
+        raise InputError(
             "data.long_text=memory is invalid: it needs a memory, but the model in init_from has model.mem_len=0. "
             "Set a memory length, such as data.mem_len=384."
         )
@@ -131,7 +132,7 @@ def check_memory(data: TaskDataConfig, config: ModelConfig) -> None:
 
 def _single_text(texts: Sequence[Sequence[int]], location: str, long_text: str) -> Sequence[int]:
     if len(texts) != 1:
-        raise ValueError(
+        raise InputError(
             f"{location}: data.long_text={long_text} is invalid: it reads a single text, but this example has {len(texts)}. "
             "Set data.long_text=truncate."
         )

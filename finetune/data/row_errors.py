@@ -6,16 +6,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 
+from xlpre.common.errors import InputError
+
 MAX_LISTED = 10  # rows in a message
 
 RowError = tuple[str, str]  # location (file and line), and what is wrong
 
 
-class MissingColumnError(ValueError):
+class MissingColumnError(InputError):
     """A row has no column of this name."""
 
 
-class InvalidRowsError(ValueError):
+class InvalidRowsError(InputError):
     """One or more rows are invalid. The message lists the first MAX_LISTED of them.
 
     Attributes:

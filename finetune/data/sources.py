@@ -23,6 +23,7 @@ from finetune.data.table_reader import (
     is_hub_split,
     read_rows,
 )
+from xlpre.common.errors import InputError
 from xlpre.text.hub import HF_PREFIX, is_hf_dataset
 from xlpre.text.readers import COMPRESSED_SUFFIXES
 
@@ -117,12 +118,12 @@ class TableSource:
         """Read the examples of a split.
 
         Raises:
-            ValueError: a file is missing or invalid.
+            InputError: a file is missing or invalid.
             InvalidRowsError: rows are invalid. The message names file and line.
         """
         if split in (TRAIN, HELD_OUT):
             if not self._train:
-                raise ValueError("data.train=null is invalid: fine-tuning needs training files. Set data.train=[FILE].")
+                raise InputError("data.train=null is invalid: fine-tuning needs training files. Set data.train=[FILE].")
             errors = RowErrors()
             examples: list[Example] = []
             for path in self._train:
@@ -141,7 +142,7 @@ class TableSource:
                 examples = [replace(example, label=None) for example in examples]  # all labels are -1: they are hidden
         if not examples:
             file = self._files[split] if split in self._files else self._train[0]
-            raise ValueError(f"{file} contains no example. Choose another file.")
+            raise InputError(f"{file} contains no example. Choose another file.")
         return examples
 
     def parse_example(self, fields: Fields, location: str, default_id: str = "", labeled: bool = False) -> Example:
@@ -154,7 +155,7 @@ class TableSource:
             labeled: True to require a label. Only rows without a label may have an empty text.
 
         Raises:
-            ValueError: a column is missing, empty or invalid.
+            InputError: a column is missing, empty or invalid.
         """
         columns = self.columns
         if columns.aliases:
@@ -216,7 +217,7 @@ def select_split(examples: Sequence[Example], val_fraction: float, split: str, f
         file: training file, for error messages.
 
     Raises:
-        ValueError: no example is left for `split`.
+        InputError: no example is left for `split`.
     """
     is_held_out = [zlib.crc32("\t".join(example.texts).encode()) < val_fraction * 2**32 for example in examples]
     selected = [
@@ -224,7 +225,7 @@ def select_split(examples: Sequence[Example], val_fraction: float, split: str, f
     ]
     if not selected:
         part, change = ("none", "Raise") if split == HELD_OUT else ("all", "Lower")
-        raise ValueError(
+        raise InputError(
             f"data.val_fraction={val_fraction} is invalid: it holds out {part} of the {len(examples)} examples in {file}, "
             f"but training and validation need at least one each. {change} it, or set data.dev."
         )
@@ -246,14 +247,14 @@ def check_data_dir(data: TaskDataConfig, task: str, contents: str) -> None:
         contents: file that the folder must contain, for error messages.
 
     Raises:
-        ValueError: `data.dir` is not set, or is not a folder.
+        InputError: `data.dir` is not set, or is not a folder.
     """
     if not data.dir:
-        raise ValueError(
+        raise InputError(
             f"data.dir=null is invalid: task={task} needs the folder of its files. Set data.dir to the folder that contains {contents}."
         )
     if not (is_hf_dataset(data.dir) or Path(data.dir).is_dir()):
-        raise ValueError(
+        raise InputError(
             f"data.dir={data.dir} is invalid: there is no such folder. Set data.dir to the folder that contains {contents}."
         )
 
@@ -282,17 +283,17 @@ def files_by_split(folder: Path, files: Sequence[str], others: Mapping[str, Path
         others: files by split name whose names must not be used again.
 
     Raises:
-        ValueError: two splits have the same name, or a name is reserved.
+        InputError: two splits have the same name, or a name is reserved.
     """
     taken, paths = dict(others or {}), dict[str, Path]()
     for file in files:
         path, name = resolve_file(folder, file), split_name(file)
         if name in RESERVED_NAMES:
-            raise ValueError(
+            raise InputError(
                 f"{path} is invalid: the split name {name} is reserved. Give the file another name than {', '.join(RESERVED_NAMES)}."
             )
         if name in taken:
-            raise ValueError(
+            raise InputError(
                 f"{path} is invalid: {taken[name]} has the same split name {name}, so both would write predictions "
                 "to the same file. Rename one of the files."
             )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune.data.row_errors import MissingColumnError, RowErrors
+from xlpre.common.errors import InputError
 from xlpre.text.hub import is_hf_dataset, read_hf_rows
 from xlpre.text.json_objects import parse_object
 from xlpre.text.readers import COMPRESSED_SUFFIXES, MAX_LINE_BYTES, ByteCounter, parquet_rows, read_lines
@@ -47,7 +48,7 @@ def read_rows(
         Location and columns of each row.
 
     Raises:
-        ValueError: the file is missing or of another kind, or a row does not have the columns of the header.
+        InputError: the file is missing or of another kind, or a row does not have the columns of the header.
     """
     if is_hub_split(path):
         name, _, split = str(path).rpartition(":")
@@ -55,15 +56,15 @@ def read_rows(
         return
     kind = _kind(path)
     if path.is_dir():
-        raise ValueError(
+        raise InputError(
             f"{path} is a folder. Name a file in it, or hf:{path}:SPLIT for a dataset that `datasets` saved there."
         )
     if kind not in KINDS:
-        raise ValueError(
+        raise InputError(
             f"{path} is of kind {kind or 'unknown'!r}: it must be a .tsv, .txt, .csv, .jsonl or .parquet file, or a .gz of one. Convert it."
         )
     if not path.is_file():
-        raise ValueError(f"{path}: no such file{_list_siblings(path)}.")
+        raise InputError(f"{path}: no such file{_list_siblings(path)}.")
     if kind in (".jsonl", ".parquet"):
         yield from _read_jsonl(path, errors) if kind == ".jsonl" else parquet_rows(path, ByteCounter(), None, 0, None)
         return
@@ -72,14 +73,14 @@ def read_rows(
     if not names:
         line, names = next(rows, (1, []))
         if not names:
-            raise ValueError(f"{path} is empty: the first line must contain the column names.")
+            raise InputError(f"{path} is empty: the first line must contain the column names.")
         header = f"{path}, line {line}"
         if kind == ".csv" and len(names) == 1 and ";" in names[0]:
-            raise ValueError(
+            raise InputError(
                 f"{path}, line {line}: columns are separated by ';' instead of ','. Save the file with commas."
             )
         if duplicates := [name for name, count in Counter(names).items() if count > 1]:
-            raise ValueError(f"{path}, line {line}: two columns have the name {duplicates[0]!r}. Rename one.")
+            raise InputError(f"{path}, line {line}: two columns have the name {duplicates[0]!r}. Rename one.")
     for line, values in rows:
         if len(values) != len(names):
             if skip_short_rows and len(values) < len(names):
@@ -89,7 +90,7 @@ def read_rows(
                 f"the row has {len(values)} columns instead of {len(names)} ({', '.join(names)})",
             )
             if errors is None:
-                raise ValueError(f"{location}: {problem}. Correct the row.")
+                raise InputError(f"{location}: {problem}. Correct the row.")
             errors.add(location, f"{problem}. Correct the row.")
             continue
         yield f"{path}, line {line}", TableRow(header, dict(zip(names, values, strict=True)))
@@ -99,12 +100,12 @@ def is_hub_split(path: Path | str) -> bool:
     """Return True if the path names a split of a Hub dataset, as in hf:NAME:SPLIT.
 
     Raises:
-        ValueError: the path names a dataset without a split.
+        InputError: the path names a dataset without a split.
     """
     if not is_hf_dataset(str(path)):
         return False
     if str(path).count(":") < 2:
-        raise ValueError(f"{path} is invalid: it names no split. Add one, as in {path}:train.")
+        raise InputError(f"{path} is invalid: it names no split. Add one, as in {path}:train.")
     return True
 
 
@@ -121,13 +122,13 @@ def get_text(fields: Fields, column: str, location: str, allow_empty: bool = Fal
     """Return the text in a column.
 
     Raises:
-        ValueError: the column is missing, not a text, or empty.
+        InputError: the column is missing, not a text, or empty.
     """
     value = get_value(fields, column, location)
     if not isinstance(value, str):
-        raise ValueError(f"{location}: column {column!r} is {value!r}, which is not a text. Write it as a string.")
+        raise InputError(f"{location}: column {column!r} is {value!r}, which is not a text. Write it as a string.")
     if not value.strip() and not allow_empty:
-        raise ValueError(f"{location}: the text in column {column!r} is empty. Fill it in, or remove the row.")
+        raise InputError(f"{location}: the text in column {column!r} is empty. Fill it in, or remove the row.")
     return value
 
 
@@ -135,7 +136,7 @@ def get_value(fields: Fields, column: str, location: str) -> Any:
     """Return the value in a column.
 
     Raises:
-        ValueError: the column is missing.
+        InputError: the column is missing.
     """
     if column not in fields:
         location = fields.header if isinstance(fields, TableRow) else location
@@ -151,7 +152,7 @@ def get_class_index(
     """Return the index of the label in a column. `remedy` is the last sentence of the message about an unknown label.
 
     Raises:
-        ValueError: the column is missing, or its label is not in `label_names`.
+        InputError: the column is missing, or its label is not in `label_names`.
     """
     label = get_label_name(fields, column, location)
     if label not in label_names and (as_written := str(fields[column])) in label_names:  # data.labels may contain 1.0
@@ -159,7 +160,7 @@ def get_class_index(
     if label not in label_names:
         known = ", ".join(label_names[:20]) + (", ..." if len(label_names) > 20 else "")
         hint = " YAML reads yes and no without quotes as True and False." if {"True", "False"} & {*label_names} else ""
-        raise ValueError(
+        raise InputError(
             f"{location}: label {label!r} in column {column!r} is invalid: labels are {known}. {remedy}{hint}"
         )
     return label_names.index(label)
@@ -169,13 +170,13 @@ def get_label_name(fields: Fields, column: str, location: str) -> str:
     """Return the label in a column as text, without surrounding spaces. The number 1.0 gives the same label as 1.
 
     Raises:
-        ValueError: the column is missing, empty, or not a text or number.
+        InputError: the column is missing, empty, or not a text or number.
     """
     value = get_value(fields, column, location)
     if value is None or value != value or (isinstance(value, str) and not value.strip()):  # tables have NaN when empty
-        raise ValueError(f"{location}: the label in column {column!r} is empty. Fill it in, or remove the row.")
+        raise InputError(f"{location}: the label in column {column!r} is empty. Fill it in, or remove the row.")
     if not isinstance(value, (str, int, float)):
-        raise ValueError(f"{location}: column {column!r} is {value!r}, which is not a label. Write a word or a number.")
+        raise InputError(f"{location}: column {column!r} is {value!r}, which is not a label. Write a word or a number.")
     is_integer = isinstance(value, float) and value.is_integer()
     return str(int(value) if is_integer else value).strip()
 
@@ -184,7 +185,7 @@ def get_number(fields: Fields, column: str, location: str) -> float:
     """Return the number in a column.
 
     Raises:
-        ValueError: the column is missing, or its value is not a finite float32 number.
+        InputError: the column is missing, or its value is not a finite float32 number.
     """
     value = get_value(fields, column, location)
     try:
@@ -192,7 +193,7 @@ def get_number(fields: Fields, column: str, location: str) -> float:
     except (TypeError, ValueError, OverflowError):
         number = float("nan")
     if not abs(number) <= MAX_FLOAT32:
-        raise ValueError(
+        raise InputError(
             f"{location}: {_shorten(value)} in column {column!r} is not a number, or exceeds float32. Correct it, or remove the row."
         )
     return number
@@ -219,7 +220,7 @@ def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
         except StopIteration:
             return
         except csv.Error as error:
-            raise ValueError(f"{path}, line {line}: not CSV ({error}). Correct the quotes of this row.") from None
+            raise InputError(f"{path}, line {line}: not CSV ({error}). Correct the quotes of this row.") from None
         if values:
             yield line, values
         line = rows.line_num + 1
@@ -231,7 +232,7 @@ def _read_jsonl(path: Path, errors: RowErrors | None) -> Iterator[tuple[str, Fie
             location = f"{path}, line {line}"
             try:
                 fields = parse_object(text, location)
-            except ValueError as error:
+            except InputError as error:
                 if errors is None:
                     raise
                 errors.add(location, str(error))

@@ -1,4 +1,4 @@
-"""Read and write TREC's file formats: relevance judgements (qrels), runs (lists of scored documents for each query), and texts."""
+"""Read and write TREC's file formats: relevance judgments (qrels), runs (lists of scored documents for each query), and texts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from finetune.data.row_errors import RowErrors
 from finetune.data.table_reader import get_number, get_text, get_value, read_rows
+from xlpre.common.errors import InputError
 from xlpre.common.files import write_text
 from xlpre.text.readers import ByteCounter, read_lines
 
@@ -19,7 +20,7 @@ def read_qrels(files: Sequence[Path]) -> Grades:
     """Read relevance grades from lines `QUERY 0 DOCUMENT GRADE`. A grade below 0 (junk, in some collections) counts as 0.
 
     Raises:
-        ValueError: a line is invalid, or a document is judged twice for a query.
+        InputError: a line is invalid, or a document is judged twice for a query.
     """
     grades, errors = Grades(), RowErrors()
     for location, (query, _, document, grade) in _read_columns(files, ("QUERY", "0", "DOCUMENT", "GRADE"), errors):
@@ -42,7 +43,7 @@ def read_candidates(file: Path) -> list[tuple[str, str, str]]:
         Query id, document id and location of each line.
 
     Raises:
-        ValueError: a line is invalid, a document occurs twice for a query, or the file is empty.
+        InputError: a line is invalid, a document occurs twice for a query, or the file is empty.
     """
     columns = ("QUERY", "Q0", "DOCUMENT", "RANK", "SCORE", "TAG")
     locations, errors = dict[tuple[str, str], str](), RowErrors()
@@ -51,11 +52,11 @@ def read_candidates(file: Path) -> list[tuple[str, str, str]]:
             for name, value in zip(("rank", "score"), numbers, strict=False):
                 get_number({name: value}, name, location)
             if (query, document) in locations:
-                raise ValueError(f"document {document!r} is a candidate twice for query {query!r}. Remove one line.")
+                raise InputError(f"document {document!r} is a candidate twice for query {query!r}. Remove one line.")
             locations[query, document] = location
     errors.raise_if_any()
     if not locations:
-        raise ValueError(f"{file} contains no candidate. Choose another file.")
+        raise InputError(f"{file} contains no candidate. Choose another file.")
     return [(*pair, location) for pair, location in locations.items()]
 
 
@@ -67,7 +68,7 @@ def read_texts(files: Sequence[Path], ids: Collection[str]) -> dict[str, str]:
         ids: ids of the texts to return.
 
     Raises:
-        ValueError: a line is invalid, or an id occurs twice.
+        InputError: a line is invalid, or an id occurs twice.
     """
     texts, errors = dict[str, str](), RowErrors()
     for file in files:
@@ -75,7 +76,7 @@ def read_texts(files: Sequence[Path], ids: Collection[str]) -> dict[str, str]:
             with errors.collect(location):
                 text_id = str(get_value(fields, "id", location))
                 if text_id in texts:
-                    raise ValueError(f"id {text_id!r} occurs twice. Remove one line.")
+                    raise InputError(f"id {text_id!r} occurs twice. Remove one line.")
                 if text_id in ids:
                     texts[text_id] = get_text(fields, "text", location)
     errors.raise_if_any()
@@ -103,7 +104,7 @@ def write_run(path: Path, scores: Iterable[tuple[str, str, float]]) -> None:
 def _read_columns(files: Sequence[Path], columns: Sequence[str], errors: RowErrors) -> Iterator[tuple[str, list[str]]]:
     for file in files:
         if not file.is_file():
-            raise ValueError(f"{file}: no such file. Correct the path.")
+            raise InputError(f"{file}: no such file. Correct the path.")
         for number, (_, text) in enumerate(read_lines(file, ByteCounter()), 1):
             if values := text.split():
                 location = f"{file}, line {number}"

@@ -56,7 +56,7 @@ class Task(Protocol):
             split: `train`, or a split in `dev_splits` or `test_splits`.
 
         Raises:
-            ValueError: a file is missing or invalid.
+            InputError: a file is missing or invalid.
             InvalidRowsError: rows are invalid. The message names file and line.
         """
 
@@ -69,7 +69,7 @@ class Task(Protocol):
             default_id: id of the example if the fields contain none.
 
         Raises:
-            ValueError: a field is missing, empty or invalid.
+            InputError: a field is missing, empty or invalid.
         """
 
     def encode(self, examples: Sequence[Example], tokenizer: Tokenizer) -> list[Features]:

@@ -17,6 +17,7 @@ from finetune.data.table_reader import get_label_name, read_rows
 from finetune.tasks.base import Task
 from finetune.tasks.regression import RegressionTask
 from finetune.tasks.sequence import ClassificationTask
+from xlpre.common.errors import InputError
 from xlpre.model.pooling import Pooling
 
 
@@ -38,7 +39,7 @@ def build_classification(name: str, data: TaskDataConfig, pooling: Pooling) -> T
         [resolve_file(data.root, file) for file in data.train or ()], data.label
     )
     if data.labels and len({*label_names}) < max(len(label_names), 2):
-        raise ValueError(
+        raise InputError(
             f"data.labels=[{', '.join(label_names)}] is invalid: it must contain two or more labels, each once. "
             "Correct it, or leave it out."
         )
@@ -66,7 +67,7 @@ def read_label_names(files: Sequence[Path], column: str) -> list[str]:
     """Return the labels in training files, sorted by value if all are integers, otherwise alphabetically.
 
     Raises:
-        ValueError: the column is missing, has fewer than two labels, or one that settings cannot hold.
+        InputError: the column is missing, has fewer than two labels, or one that settings cannot hold.
     """
     names, errors = set[str](), RowErrors()
     for path in files:
@@ -74,16 +75,16 @@ def read_label_names(files: Sequence[Path], column: str) -> list[str]:
             with errors.collect(location, is_first=row == 0):
                 names.add(get_label_name(fields, column, location))
     if reserved := [name for name in sorted(names) if name == "???" or "${" in name or name.startswith("~/")]:
-        raise ValueError(
+        raise InputError(
             f"{files[0]}: label {reserved[0]!r} in column {column!r} is invalid: ???, ${{ and ~/ have a meaning in settings, which contain "
             "the labels. Rename the label."
         )
     if len(names) < 2:
         errors.raise_if_any()  # if there are two labels, `read_split` reports these errors, with all others
     if files and not names:
-        raise ValueError(f"{files[0]} contains no example. Choose another file.")
+        raise InputError(f"{files[0]} contains no example. Choose another file.")
     if files and len(names) < 2:
-        raise ValueError(
+        raise InputError(
             f"{files[0]}: column {column!r} has only the label {', '.join(names)!r}, but two are needed. "
             "Add examples of another label."
         )
@@ -96,7 +97,7 @@ def _build_source(name: str, data: TaskDataConfig, label_names: Sequence[str]) -
     texts = tuple(data.text or ())
     if not 1 <= len(texts) <= 2 or len({*texts}) < len(texts):
         shown = "null" if data.text is None else f"[{', '.join(data.text)}]"
-        raise ValueError(
+        raise InputError(
             f"data.text={shown} is invalid: task={name} needs the names of one or two different text columns. Set data.text=[COLUMN]."
         )
     folder = Path(data.root)

@@ -30,6 +30,7 @@ from finetune.data.sources import (
 from finetune.tasks.base import Task
 from finetune.tasks.regression import RegressionTask
 from finetune.tasks.sequence import ClassificationTask
+from xlpre.common.errors import InputError
 from xlpre.common.files import atomic_write, write_text
 from xlpre.model.pooling import Pooling
 from xlpre.text.hub import is_hf_dataset
@@ -175,7 +176,7 @@ class GlueSource(TableSource):
         if split in self._submission_names:
             index, count = Counter(example.id for example in examples).most_common(1)[0]
             if count > 1:
-                raise ValueError(
+                raise InputError(
                     f"{self._files[split]}: {count} rows have the index {index}, but a submission needs it once. Remove the other rows."
                 )
         if not self.columns.label_names:

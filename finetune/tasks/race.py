@@ -19,6 +19,7 @@ from finetune.data.sources import check_data_dir, find_folder
 from finetune.data.table_reader import Fields, get_value, read_rows
 from finetune.tasks.base import Task
 from finetune.tasks.sequence import ChoiceTask
+from xlpre.common.errors import InputError
 from xlpre.model.pooling import Pooling
 from xlpre.text.hub import is_hf_dataset
 from xlpre.text.json_objects import parse_object
@@ -60,18 +61,18 @@ class RaceSource:
                 continue
             files = sorted((self._folder / split / level).glob("*.txt"), key=_file_number)
             if not files:
-                raise ValueError(
+                raise InputError(
                     f"{self._folder / split / level} contains no .txt file. Set data.dir to the folder of RACE as distributed."
                 )
             for path in files:
                 examples += self._read_file(path, level)
         if not examples:
-            raise ValueError(
+            raise InputError(
                 f"{self._folder / split} contains no question of level {' or '.join(RACE_LEVELS[self._name])}. "
                 "Set data.dir to the folder of RACE as distributed."
             )
         if split != "test" and (missing := next((example for example in examples if example.label is None), None)):
-            raise ValueError(f"{missing.location}: the answer is missing. Add it, or remove the question.")
+            raise InputError(f"{missing.location}: the answer is missing. Add it, or remove the question.")
         return examples
 
     def parse_example(self, fields: Fields, location: str, default_id: str = "") -> Example:
@@ -109,9 +110,9 @@ class RaceSource:
             get_value(fields, name, str(path)) for name in ("article", "questions", "options", "answers")
         )
         if not all(isinstance(values, list) for values in (questions, options, answers)):
-            raise ValueError(f"{path} is invalid: questions, options and answers must be lists. Correct the file.")
+            raise InputError(f"{path} is invalid: questions, options and answers must be lists. Correct the file.")
         if not len(questions) == len(options) == len(answers):
-            raise ValueError(
+            raise InputError(
                 f"{path} is invalid: it has {len(questions)} questions, {len(options)} lists of options and {len(answers)} answers, which "
                 "must be equal numbers. Correct the file."
             )
@@ -144,20 +145,20 @@ def _build_example(
     """Check the fields of a question and build its example.
 
     Raises:
-        ValueError: a field is invalid.
+        InputError: a field is invalid.
     """
     if not isinstance(options, list) or len(options) != len(OPTIONS):
-        raise ValueError(
+        raise InputError(
             f"{location}: options={options!r} is invalid: there must be {len(OPTIONS)} options. Correct them."
         )
     if not all(isinstance(text, str) for text in (article, question, *options)):
-        raise ValueError(f"{location}: article, question and options must be texts. Correct them.")
+        raise InputError(f"{location}: article, question and options must be texts. Correct them.")
     if answer is not None and answer not in OPTIONS:
-        raise ValueError(
+        raise InputError(
             f"{location}: answer={answer!r} is invalid: it must be one of {', '.join(OPTIONS)}. Correct it."
         )
     if answer is not None and not article.strip():
-        raise ValueError(f"{location}: the article is empty. Fill it in, or remove the question.")
+        raise InputError(f"{location}: the article is empty. Fill it in, or remove the question.")
     texts = (article, *(insert_option(question, option) for option in options))
     return Example(example_id, texts, None if answer is None else OPTIONS.index(answer), location, group)
 

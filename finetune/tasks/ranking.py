@@ -27,6 +27,7 @@ from finetune.metrics.chance import expected_random_ndcg
 from finetune.metrics.ranking import expected_reciprocal_rank, ndcg, reciprocal_rank
 from finetune.tasks.base import Task
 from finetune.tasks.sequence import SequenceTask
+from xlpre.common.errors import InputError
 from xlpre.model.config import ModelConfig
 from xlpre.model.pooling import Pooling
 from xlpre.model.task_heads import RegressionHead
@@ -66,7 +67,7 @@ class RankingSource:
         """Read the candidates of a split. If some documents of a query have been judged, its other documents have grade 0.
 
         Raises:
-            ValueError: a file or a setting is missing, or no training or dev candidate is relevant.
+            InputError: a file or a setting is missing, or no training or dev candidate is relevant.
             InvalidRowsError: lines are invalid. The message names file and line.
         """
         if split == TRAIN:
@@ -83,7 +84,7 @@ class RankingSource:
                 if text_id not in texts
             ]
             if query not in self.grades and split not in self.test_splits:
-                problems.append(f"query {query!r} has no judgement in data.qrels. Remove it from this file.")
+                problems.append(f"query {query!r} has no judgment in data.qrels. Remove it from this file.")
             if problems:
                 errors.add(location, problems[0])
                 continue
@@ -91,7 +92,7 @@ class RankingSource:
             examples.append(Example(document, (queries[query], documents[document]), grade, location, query))
         errors.raise_if_any()
         if split not in self.test_splits and not any(example.label for example in examples):
-            raise ValueError(
+            raise InputError(
                 f"{files[0]}: no candidate has a grade above 0 in data.qrels. Check that both files use the same ids."
             )
         return examples
@@ -112,7 +113,7 @@ class RankingSource:
     def _paths(self, key: str) -> list[Path]:
         files = getattr(self._data, key)
         if not files:
-            raise ValueError(
+            raise InputError(
                 f"data.{key}={'null' if files is None else files} is invalid: task=rank needs it. Set data.{key}=[FILE]."
             )
         return [resolve_file(self._data.root, file) for file in files]

@@ -14,6 +14,7 @@ from finetune.tasks.race import RACE_LEVELS, build_race
 from finetune.tasks.ranking import build_ranking
 from finetune.tasks.squad import build_squad
 from finetune.tasks.text_classification import CSV_CORPORA, build_corpus
+from xlpre.common.errors import InputError
 from xlpre.model.pooling import Pooling
 
 
@@ -57,18 +58,18 @@ def build_task(name: str, data: TaskDataConfig, pooling: Pooling) -> Task:
         pooling: pooling of a row into one vector, for tasks that pool.
 
     Raises:
-        ValueError: an unknown name, or a setting that the task does not use.
+        InputError: an unknown name, or a setting that the task does not use.
     """
     for family in FAMILIES:
         if name in family.names:
             for key in family.unused_settings:
                 if getattr(data, key) != TaskDataConfig.__dataclass_fields__[key].default:
-                    raise ValueError(
+                    raise InputError(
                         f"data.{key}={getattr(data, key)} is invalid: task={name} does not use it. Leave it out."
                     )
             return family.build(name, data, pooling)
     suggestion = _closest_name(name)
-    raise ValueError(
+    raise InputError(
         f"task={name} is invalid: there is no such task. "
         + (f"Did you mean {suggestion}?" if suggestion else f"Tasks: {', '.join(TASK_NAMES)}.")
     )

@@ -23,6 +23,7 @@ from finetune.data.row_errors import RowErrors
 from finetune.data.sources import Source
 from finetune.metrics import chance
 from finetune.metrics.classification import METRICS, calibration
+from xlpre.common.errors import InputError
 from xlpre.model.config import ModelConfig
 from xlpre.model.pooling import Pooling
 from xlpre.model.task_heads import ChoiceHead, ClassificationHead
@@ -56,7 +57,7 @@ class SequenceTask:
         self.metric_names, self.main_metric = tuple(metric_names), metric_names[0]
         self.padding_side = "right" if pooling == "first" else "left"  # the pooled token must not be padding
         if data.long_text == "memory" and self.padding_side == "right":
-            raise ValueError(
+            raise InputError(
                 "model.pooling=first is invalid: with data.long_text=memory, the head reads the end of the text, not its first token. "
                 "Set model.pooling=last."
             )

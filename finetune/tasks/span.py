@@ -21,6 +21,7 @@ from finetune.data.features import Features, PaddingSide
 from finetune.data.qa_windows import ContextWindow, SpanLabel, build_windows
 from finetune.data.row_errors import RowErrors
 from finetune.metrics.squad import best_null_threshold, score_prediction
+from xlpre.common.errors import InputError
 from xlpre.data.window_layout import SEGMENT_A, SEGMENT_CLS
 from xlpre.model.config import ModelConfig
 from xlpre.model.task_heads import SpanHead
@@ -76,7 +77,7 @@ class SpanTask:
         always_answerable: True if every question has an answer.
 
     Raises:
-        ValueError: `data.max_seq_len` has no room for a question and a context.
+        InputError: `data.max_seq_len` has no room for a question and a context.
     """
 
     padding_side: PaddingSide = "right"
@@ -89,7 +90,7 @@ class SpanTask:
         self.name, self.always_answerable, self._data = name, always_answerable, data
         self.main_metric = "f1" if always_answerable or data.null_score_threshold is not None else "best_f1"
         if data.max_seq_len < data.max_question_len + 4:
-            raise ValueError(
+            raise InputError(
                 f"data.max_seq_len={data.max_seq_len} is invalid: it must hold data.max_question_len={data.max_question_len}, three "
                 f"special tokens and a context. Set data.max_seq_len above {data.max_question_len + 3}."
             )
@@ -241,7 +242,7 @@ def _span_label(example: Example, context: TokenOffsets) -> SpanLabel | None:
     start, text = example.label[0]
     first, last = context.token_range(start, start + len(text))
     if context.starts[first] >= start + len(text) or context.ends[last] <= start:
-        raise ValueError(
+        raise InputError(
             f"{example.location}: the answer {text!r} has no tokens in this vocabulary. Remove the question."
         )
     return SpanLabel(True, first, last)

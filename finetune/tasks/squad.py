@@ -30,6 +30,7 @@ from finetune.data.sources import TRAIN, check_data_dir, files_by_split, resolve
 from finetune.data.table_reader import Fields, get_text, get_value, is_hub_split, read_rows
 from finetune.tasks.base import Task
 from finetune.tasks.span import SpanTask
+from xlpre.common.errors import InputError
 from xlpre.common.files import write_text
 from xlpre.model.pooling import Pooling
 from xlpre.text.hub import is_hf_dataset
@@ -100,7 +101,7 @@ class SquadTask(SpanTask):
 def build_squad(name: str, data: TaskDataConfig, pooling: Pooling) -> Task:
     """Build `squad/1.1` or `squad/2.0`."""
     if pooling != "last":
-        raise ValueError(f"model.pooling={pooling} is invalid with task={name}: its head does not pool. Leave it out.")
+        raise InputError(f"model.pooling={pooling} is invalid with task={name}: its head does not pool. Leave it out.")
     return SquadTask(name, data)
 
 
@@ -115,7 +116,7 @@ def read_squad(path: Path, always_answerable: bool, labeled: bool) -> list[Examp
             answer" only if another question in the file has an answer.
 
     Raises:
-        ValueError: the file is missing or invalid.
+        InputError: the file is missing or invalid.
         InvalidRowsError: questions are invalid. The message names file and question.
     """
     has_rows = is_hub_split(path) or {".jsonl", ".parquet"} & {*path.suffixes}
@@ -132,10 +133,10 @@ def read_squad(path: Path, always_answerable: bool, labeled: bool) -> list[Examp
             for example, (_, fields) in zip(examples, questions, strict=True)
         ]
     if not examples:
-        raise ValueError(f"{path} contains no question. Choose another file.")
+        raise InputError(f"{path} contains no question. Choose another file.")
     example_id, count = Counter(example.id for example in examples).most_common(1)[0]
     if count > 1:
-        raise ValueError(
+        raise InputError(
             f"{path}: {count} questions have the id {example_id!r}. Make ids unique, as predictions use them."
         )
     return examples
@@ -154,7 +155,7 @@ def parse_question(
         default_id: id of the question if the fields contain none.
 
     Raises:
-        ValueError: a field is missing or invalid, or an answer is not at its position.
+        InputError: a field is missing or invalid, or an answer is not at its position.
     """
     context, question = get_text(fields, "context", location), get_text(fields, "question", location)
     spans = None
@@ -162,22 +163,22 @@ def parse_question(
         spans = _parse_answers(get_value(fields, "answers", location), context, location)
         impossible = fields.get("is_impossible", False)
         if not isinstance(impossible, bool):
-            raise ValueError(
+            raise InputError(
                 f"{location}: is_impossible={impossible!r} is invalid: it must be true or false. Correct it."
             )
         if spans and impossible:
-            raise ValueError(
+            raise InputError(
                 f"{location}: is_impossible=true is invalid: the question has answers. Set it to false, or remove the answers."
             )
         if always_answerable and not spans and labeled:
-            raise ValueError(
+            raise InputError(
                 f"{location}: the question has no answer, but in squad/1.1 every question must have one. Set task=squad/2.0."
             )
         if not (spans or labeled or (impossible and not always_answerable)):
             spans = None  # an empty list means hidden answers
     example_id = default_id if fields.get("id") is None else fields["id"]
     if not isinstance(example_id, (str, int)):
-        raise ValueError(f"{location}: id {example_id!r} is invalid: it must be a text. Write it as a string.")
+        raise InputError(f"{location}: id {example_id!r} is invalid: it must be a text. Write it as a string.")
     return Example(str(example_id), (context, question), spans, location)
 
 
@@ -188,17 +189,17 @@ def read_questions(path: Path) -> Iterator[tuple[str, Fields]]:
         Location and fields of each question, with its context.
 
     Raises:
-        ValueError: the file is missing or invalid.
+        InputError: the file is missing or invalid.
     """
     if not path.is_file():
-        raise ValueError(
+        raise InputError(
             f"{path}: no such file. Set data.dir to the folder of SQuAD's files, or set data.train and data.dev."
         )
     text = "".join(read_parts(path, ByteCounter()))  # not by line: the whole file may be one long line
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{path}: not UTF-8. Convert it: iconv -f LATIN1 -t UTF-8 {path} > NEW") from None
+        raise InputError(f"{path}: not UTF-8. Convert it: iconv -f LATIN1 -t UTF-8 {path} > NEW") from None
     content = parse_object(text.removeprefix("\ufeff"), str(path))
     for n_article, article in enumerate(_get_objects(content, "data", str(path)), 1):
         article_location = f"{path}, article {n_article}"
@@ -222,7 +223,7 @@ def _official_file(folder: str, part: str, name: str) -> Path:
 def _get_objects(fields: Any, name: str, location: str) -> Sequence[Mapping[str, Any]]:
     objects = get_value(fields, name, location)
     if not isinstance(objects, list) or not all(isinstance(item, dict) for item in objects):
-        raise ValueError(f"{location}: {name!r} is invalid: it must be a list of objects. Correct the file.")
+        raise InputError(f"{location}: {name!r} is invalid: it must be a list of objects. Correct the file.")
     return objects
 
 
@@ -231,12 +232,12 @@ def _parse_answers(answers: Any, context: str, location: str) -> tuple[TextSpan,
     if isinstance(answers, dict):
         texts, starts = get_value(answers, "text", location), get_value(answers, "answer_start", location)
         if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
-            raise ValueError(
+            raise InputError(
                 f"{location}: 'answers' is invalid: 'text' and 'answer_start' must be two lists of the same length. Correct them."
             )
         answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
     if not isinstance(answers, list) or not all(isinstance(item, dict) for item in answers):
-        raise ValueError(
+        raise InputError(
             f"{location}: 'answers' is invalid: it must be a list of objects with text and answer_start. Correct it."
         )
     return tuple(_parse_answer(item, context, location) for item in answers)
@@ -245,14 +246,14 @@ def _parse_answers(answers: Any, context: str, location: str) -> tuple[TextSpan,
 def _parse_answer(answer: Fields, context: str, location: str) -> TextSpan:
     text, start = get_text(answer, "text", location), get_value(answer, "answer_start", location)
     if not isinstance(start, int) or isinstance(start, bool):
-        raise ValueError(
+        raise InputError(
             f"{location}: answer_start={start!r} is invalid: it must be an integer, the index of the first character of the answer."
         )
     if start < 0 or context[start : start + len(text)] != text:
         actual = context[start : start + len(text)] if start >= 0 else ""
         first = context.find(text)
         remedy = f"The answer is at {first}" if first >= 0 else "It is not in the context: remove the question"
-        raise ValueError(
+        raise InputError(
             f"{location}: answer_start={start!r} is invalid: the context has {actual!r} there instead of the answer {text!r}. {remedy}."
         )
     n_spaces = len(text) - len(text.lstrip())

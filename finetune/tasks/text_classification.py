@@ -25,6 +25,7 @@ from finetune.data.sources import (
 from finetune.data.table_reader import Fields, get_text
 from finetune.tasks.base import Task
 from finetune.tasks.sequence import ClassificationTask
+from xlpre.common.errors import InputError
 from xlpre.model.pooling import Pooling
 from xlpre.text.hub import is_hf_dataset
 
@@ -96,7 +97,7 @@ class CsvCorpusSource(TableSource):
         }  # some Hub datasets have no column for the title: it is in the text
         texts = [get_text(fields, column, location, allow_empty=True) for column in (*titles, text)]
         if not (any(texts) or allow_empty):
-            raise ValueError(f"{location}: the columns {', '.join(self._corpus.texts)} are empty. Remove the row.")
+            raise InputError(f"{location}: the columns {', '.join(self._corpus.texts)} are empty. Remove the row.")
         joined = " ".join(text for text in texts if text)
         for escape, replacement in self._corpus.escapes:
             joined = joined.replace(escape, replacement)
@@ -125,7 +126,7 @@ class ImdbSource(TableSource):
         for label in SENTIMENTS:
             files = sorted((folder / label).glob("*.txt"))
             if not files:
-                raise ValueError(
+                raise InputError(
                     f"{folder / label} contains no .txt file. Set data.dir to the aclImdb folder as distributed."
                 )
             for path in files:
@@ -154,6 +155,6 @@ def _read_review(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(
+        raise InputError(
             f"{path}: not UTF-8 ({error.reason} at byte {error.start}). Convert the file to UTF-8."
         ) from None

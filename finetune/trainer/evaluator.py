@@ -8,6 +8,7 @@ import torch
 from finetune.data.batching import FILLER, LengthBucketSampler
 from finetune.data.examples import Outputs, Split
 from finetune.trainer.task_model import TaskModel
+from xlpre.common.errors import InputError
 from xlpre.model.dropout import without_dropout
 from xlpre.training.distributed import Comm, rank, world_size
 
@@ -23,7 +24,7 @@ def predict_split(model: TaskModel, split: Split, batch_size: int, overhead_toke
         comm: communication between processes.
 
     Raises:
-        ValueError: an output is NaN.
+        InputError: an output is NaN.
     """
     sampler = LengthBucketSampler(split.features, model.task.padding_side, rank(), world_size(), overhead_tokens)
     indices: list[np.ndarray] = []
@@ -38,7 +39,7 @@ def predict_split(model: TaskModel, split: Split, batch_size: int, overhead_toke
             outputs.append({name: x[is_feature] for name, x in batch_outputs.items()})
     gathered = _gather(indices, outputs, len(split.features), comm)
     if any(np.isnan(x).any() for x in gathered.values()):
-        raise ValueError(
+        raise InputError(
             f"the model outputs for {split.name} are NaN: the weights of init_from are not finite, or optim.lr is too high. "
             "Under another name, lower optim.lr or use other weights."
         )

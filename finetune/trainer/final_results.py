@@ -40,7 +40,7 @@ def finished_seeds(inputs: RunInputs) -> set[int]:
     """Return the seeds whose runs have a result in the run folder.
 
     Raises:
-        ValueError: a result cannot be read, or was computed with other settings.
+        InputError: a result cannot be read, or was computed with other settings.
     """
     seeds = set()
     for path in result_paths(Path(inputs.config.run_dir)):

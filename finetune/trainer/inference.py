@@ -17,6 +17,7 @@ from finetune.tasks.base import Task
 from finetune.tasks.squad import read_questions
 from finetune.trainer.evaluator import predict_split, resolve_overhead_tokens
 from finetune.trainer.task_model import TaskModel
+from xlpre.common.errors import InputError
 from xlpre.common.messages import counted
 from xlpre.conversion.task_model_folder import TaskModelFolder
 from xlpre.model.initialization import build_with_weights
@@ -43,7 +44,7 @@ def predict_lines(
         chunk_size: number of lines that are read and then predicted together.
 
     Raises:
-        ValueError: a line is invalid. The predictions for the lines before it are yielded first.
+        InputError: a line is invalid. The predictions for the lines before it are yielded first.
     """
     network = build_with_weights(model.weights, partial(TaskModel, model.folder.config, task)).to(use_device())
     tokenizer = model.folder.require_tokenizer("the folder")
@@ -69,13 +70,13 @@ def read_input(file: Path | None, text_columns: Sequence[str], is_squad: bool = 
         is_squad: read a .json file as a SQuAD file.
 
     Raises:
-        ValueError: the file cannot be read.
+        InputError: the file cannot be read.
     """
     if file is not None and not file.is_file():
         if file.exists() and not file.is_dir():
-            raise ValueError(f"{file} is invalid: it is a pipe. Pass its text as standard input, without FILE.")
+            raise InputError(f"{file} is invalid: it is a pipe. Pass its text as standard input, without FILE.")
         reason = "it is a folder" if file.is_dir() else "there is no such file"
-        raise ValueError(f"{file} is invalid: {reason}. Pass a file with one example per line.")
+        raise InputError(f"{file} is invalid: {reason}. Pass a file with one example per line.")
     if file is not None and is_squad and ".json" in file.suffixes:
         yield from read_questions(file)
         return
@@ -86,7 +87,7 @@ def read_input(file: Path | None, text_columns: Sequence[str], is_squad: bool = 
     for number, (_, text) in enumerate(read_lines(path, ByteCounter()), 1):
         line = text.rstrip("\r\n")
         if file is None and number == 1 and _names_columns(line, text_columns):
-            raise ValueError(
+            raise InputError(
                 f"{path}, line 1 is invalid: it names the columns of a table. Pass the table as FILE, or remove this line and all columns "
                 f"but {' and '.join(text_columns)}."
             )
@@ -115,16 +116,16 @@ def _parse_line(task: Task, line: str | Fields, location: str, row: int) -> Exam
     elif line.lstrip().startswith("{"):
         try:
             fields = parse_object(line, location)
-        except ValueError as error:
+        except InputError as error:
             remedy = ""
             if task.text_columns:
                 remedy = f' To predict a text that begins with "{{", write {{"{task.text_columns[0]}": "{{..."}}.'
-            raise ValueError(f"{error}{remedy}") from None
+            raise InputError(f"{error}{remedy}") from None
     else:
         columns, texts = task.text_columns, _split_texts(line)
         if len(columns) != len(texts):
             if not columns:
-                raise ValueError(
+                raise InputError(
                     f"{location} is invalid: for task={task.name}, each line must be a JSON object. Write it as one."
                 )
             rule = f"this model reads {counted(len(columns), 'text')} ({' and '.join(columns)}), but the line has {len(texts)}"
@@ -134,7 +135,7 @@ def _parse_line(task: Task, line: str | Fields, location: str, row: int) -> Exam
                 remedy = "Remove the tab." if line.count("\t") == 1 else "Remove the tabs."
             else:
                 remedy = "Remove the other texts."
-            raise ValueError(f"{location} is invalid: {rule}. {remedy}")
+            raise InputError(f"{location} is invalid: {rule}. {remedy}")
         fields = dict(zip(columns, texts, strict=True))
     without_labels = {name: value for name, value in fields.items() if name not in task.label_columns}
     return task.parse_example(without_labels, location, str(row))

@@ -24,6 +24,7 @@ from finetune.tasks.base import Task
 from finetune.tasks.registry import build_task
 from finetune.trainer.results import FORMAT
 from finetune.trainer.shared_features import FeaturesOfSplits, encode_once_per_machine
+from xlpre.common.errors import InputError
 from xlpre.conversion.model_folder import load_init_from
 from xlpre.conversion.task_model_folder import TaskModelFolder
 from xlpre.model.config import ModelConfig
@@ -54,21 +55,21 @@ class RunInputs:
         test: encoded splits to predict.
 
     Raises:
-        ValueError: settings contradict each other, or a file, an example or the model folder is invalid.
+        InputError: settings contradict each other, or a file, an example or the model folder is invalid.
     """
 
     def __init__(self, config: FinetuneConfig, join: Callable[[ModelConfig], Comm] | None = None) -> None:
         if not config.task:
-            raise ValueError(
+            raise InputError(
                 f"task={config.task or 'null'} is invalid: fine-tuning needs the name of a task. Set task=NAME, such as task=glue/mrpc."
             )
         if not config.init_from:
-            raise ValueError(
+            raise InputError(
                 f"init_from={config.init_from or 'null'} is invalid: fine-tuning needs a pretrained model. Set init_from=FOLDER, such as "
                 "init_from=runs/quickstart/model."
             )
         if (Path(config.run_dir) / checkpoint.CHECKPOINTS_DIR).is_dir():
-            raise ValueError(
+            raise InputError(
                 f"run_dir={config.run_dir} is invalid: it is the folder of a pretraining run, whose model it would replace. Set another "
                 "name."
             )
@@ -144,13 +145,13 @@ class RunInputs:
             expected: manifest of the current settings, with the entries that the trainer adds.
 
         Raises:
-            ValueError: an entry differs.
+            InputError: an entry differs.
         """
         saved, now = _add_from_scratch(saved), _add_from_scratch(json.loads(json.dumps(expected)))
         run_dir = self.config.run_dir
         checkpoint.check_compatible(path, saved, {key: now[key] for key in ("format", FROM_SCRATCH)})
         if saved.get("weights") != now["weights"]:
-            raise ValueError(
+            raise InputError(
                 f"init_from={self.config.init_from} is invalid: its weights are not those that {run_dir} was fine-tuned from. They have "
                 f"changed since then, or this is another model. Give the run another name, or remove {run_dir}."
             )
@@ -159,7 +160,7 @@ class RunInputs:
         checkpoint.check_compatible(path, saved, {key: value for key, value in now.items() if key not in derived})
         for key, kind in examples.items():
             if saved.get(key) != now[key]:
-                raise ValueError(
+                raise InputError(
                     f"run_dir={run_dir} is invalid: it was fine-tuned with other {kind} examples. Restore them, give the run another "
                     f"name, or remove {run_dir}."
                 )
@@ -185,7 +186,7 @@ def read_examples(config: FinetuneConfig) -> tuple[Task, dict[str, Sequence[Exam
     """Return the task, and the examples of its splits: training, development and test.
 
     Raises:
-        ValueError: settings contradict each other, or a file or an example is invalid.
+        InputError: settings contradict each other, or a file or an example is invalid.
     """
     assert config.task is not None
     task = build_task(config.task, config.data, config.model.pooling)
@@ -244,7 +245,7 @@ def _resolve(config: FinetuneConfig, n_train: int, data_settings: dict[str, Any]
         warmup_steps = min(round(config.warmup_ratio * train.steps), train.steps - 1)
         schedule = dataclasses.replace(schedule, warmup_steps=warmup_steps)
     if schedule.warmup_steps >= train.steps:
-        raise ValueError(
+        raise InputError(
             f"schedule.warmup_steps={schedule.warmup_steps} is invalid: it must be below train.steps={train.steps}. "
             "Lower it, or set warmup_ratio."
         )

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from finetune.tasks.glue import SUBMISSION_ROWS, zip_files
+from xlpre.common.errors import InputError
 from xlpre.common.files import write_text
 from xlpre.training.lr_schedule import format_lr
 from xlpre.training.metrics_writer import format_duration
@@ -77,17 +78,17 @@ class Result:
         """Read a result.
 
         Raises:
-            ValueError: the file is damaged, or was written by another version.
+            InputError: the file is damaged, or was written by another version.
         """
         try:
             content = json.loads(path.read_text("utf-8"))
             if content.get("manifest", {}).get("format") == FORMAT:
                 return cls(**{field.name: content[field.name] for field in dataclasses.fields(cls)})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(
+            raise InputError(
                 f"{path} is not a valid result: {error!r}. Remove it, and repeat the command that wrote it."
             ) from None
-        raise ValueError(
+        raise InputError(
             f"{path} was written by another version of xlpre. Use that version, or give the fine-tuning another name."
         )
 
@@ -209,11 +210,11 @@ def read_run(run_dir: Path) -> Summary:
     """Read and summarize the runs in a folder.
 
     Raises:
-        ValueError: the folder has no result.
+        InputError: the folder has no result.
     """
     paths = result_paths(run_dir)
     if not paths:
-        raise ValueError(
+        raise InputError(
             f"{run_dir} is invalid: it has no seed_*/{RESULT}. Give the folder of a finished fine-tuning run."
         )
     return summarize([Result.read(path) for path in paths])
@@ -237,24 +238,24 @@ def merge_glue_submissions(run_dirs: Sequence[Path], target: Path) -> list[str]:
     Predictions for other files than those of GLUE are left out.
 
     Raises:
-        ValueError: two runs have predictions for the same task, a file is incomplete, or there are no predictions.
+        InputError: two runs have predictions for the same task, a file is incomplete, or there are no predictions.
     """
     files: dict[str, Path] = {}
     for path in (path for run_dir in run_dirs for path in sorted((run_dir / "predictions").glob("*.tsv"))):
         if path.name not in SUBMISSION_ROWS:
             continue
         if path.name in files:
-            raise ValueError(
+            raise InputError(
                 f"{path} and {files[path.name]} are predictions for the same task. Name only one of the runs."
             )
         n_rows = path.read_text("utf-8").count("\n") - 1
         if n_rows != SUBMISSION_ROWS[path.name]:
-            raise ValueError(
+            raise InputError(
                 f"{path} has {n_rows:,} predictions, but a submission needs {SUBMISSION_ROWS[path.name]:,}. Predict the whole test file."
             )
         files[path.name] = path
     if not files:
-        raise ValueError(
+        raise InputError(
             f"{', '.join(map(str, run_dirs))}: no predictions for a test file of GLUE. Name folders of GLUE runs."
         )
     zip_files(list(files.values()), target)

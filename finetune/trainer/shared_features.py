@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from finetune.data.features import Features
+from xlpre.common.errors import InputError
 from xlpre.common.files import machine_id, with_filename
 from xlpre.training.distributed import Comm, rank
 
@@ -34,7 +35,7 @@ def encode_once_per_machine(encode: Callable[[], FeaturesOfSplits], comm: Comm) 
         comm: collectives of the job. Waiting for `encode` is limited by `train.timeout_minutes`.
 
     Raises:
-        ValueError: `encode` has raised it, or the temporary file cannot be written.
+        InputError: `encode` has raised it, or the temporary file cannot be written.
     """
     folders = comm.all_gather(_temporary_folder())
     folder, error = None, None
@@ -50,7 +51,7 @@ def encode_once_per_machine(encode: Callable[[], FeaturesOfSplits], comm: Comm) 
         if error is not None:
             raise error
         for message in (message for _, message in outcomes if message):
-            raise ValueError(message)
+            raise InputError(message)
         shared, _ = outcomes[folders.index(folders[rank()])]
         return map_features(shared / FILE)
     finally:

@@ -14,6 +14,7 @@ from finetune.config import TaskDataConfig, TaskModelConfig
 from finetune.data.batching import MicroStep, PaddedBatch
 from finetune.tasks.base import Task
 from finetune.tasks.registry import build_task
+from xlpre.common.errors import InputError
 from xlpre.config.loader import config_from_mapping
 from xlpre.conversion.task_model_folder import HEAD, TASK, TaskModelFolder, load_task_model
 from xlpre.model.backbone import Backbone
@@ -101,7 +102,7 @@ def open_task_model(path: Path) -> tuple[TaskModelFolder, Task]:
         path: the model folder, or the folder of its run.
 
     Raises:
-        ValueError: the folder cannot be read, its settings are incomplete or invalid, or its head does not fit the task.
+        InputError: the folder cannot be read, its settings are incomplete or invalid, or its head does not fit the task.
     """
     model = load_task_model(path)
     saved, origin = model.task, f"{path}: {TASK}"
@@ -109,20 +110,20 @@ def open_task_model(path: Path) -> tuple[TaskModelFolder, Task]:
     pooling = config_from_mapping(TaskModelConfig, {"pooling": saved["pooling"]}, origin).pooling
     task = build_task(saved["task"], data, pooling)
     if missing := task.data_settings().keys() - saved["data"].keys():
-        raise ValueError(f"{origin} is incomplete: `data` has no {', '.join(sorted(missing))}. Copy the original file.")
+        raise InputError(f"{origin} is incomplete: `data` has no {', '.join(sorted(missing))}. Copy the original file.")
     check_head(path, model.head, task, model.folder.config)
     return model, task
 
 
 def check_head(path: Path, head: Mapping[str, Tensor], task: Task, model_config: ModelConfig) -> None:
-    """Raise ValueError unless the weights of a `head` have the names and shapes of the task's head for `model_config`."""
+    """Raise InputError unless the weights of a `head` have the names and shapes of the task's head for `model_config`."""
     with torch.device("meta"):
         expected = {name: tuple(weight.shape) for name, weight in task.build_head(model_config).named_parameters()}
     actual = {name: tuple(weight.shape) for name, weight in head.items()}
     for name in sorted(expected.keys() | actual.keys()):
         if actual.get(name) != expected.get(name):
             saved, required = (str(shapes.get(name, "missing")) for shapes in (actual, expected))
-            raise ValueError(
+            raise InputError(
                 f"{path}: {name} in {HEAD} is {saved}, but the head of {task.name} needs {required}. Copy the whole original folder."
             )
 

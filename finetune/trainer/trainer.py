@@ -48,7 +48,7 @@ def finetune(config: FinetuneConfig) -> None:
     A run that was stopped at any time resumes from its last checkpoint if the function is called again.
 
     Raises:
-        ValueError: settings, examples or a folder are invalid, or differ from the run to resume.
+        InputError: settings, examples or a folder are invalid, or differ from the run to resume.
     """
     check_wandb_installed(config.train.wandb)
     context: TrainingContext | None = None
@@ -141,7 +141,7 @@ class Trainer:
         """Run the training loop until the steps or the time are used up, early stopping applies, or a signal requests a stop.
 
         Raises:
-            ValueError: gradients or weights are not finite, or a checkpoint cannot be written.
+            InputError: gradients or weights are not finite, or a checkpoint cannot be written.
         """
         config, progress, logger = self.config, self.progress, self.logger
         # a resumed run may be finished already, because its time is used up

@@ -21,6 +21,7 @@ from pretrain.planning.flops import (
     parameter_sizes,
 )
 from pretrain.planning.zero_memory import ZeroMemory, communication_volume, zero_memory
+from xlpre.common.errors import InputError
 from xlpre.common.messages import counted
 from xlpre.model.config import ModelConfig
 from xlpre.model.kernels.backend import HAS_TRITON
@@ -51,7 +52,7 @@ class Plan:
         mfu: expected model FLOPs utilization, as a fraction of the device's peak.
 
     Raises:
-        ValueError: the batch cannot be divided among the devices, or the devices among the machines.
+        InputError: the batch cannot be divided among the devices, or the devices among the machines.
     """
 
     config: PretrainConfig
@@ -63,35 +64,35 @@ class Plan:
     def __post_init__(self) -> None:
         rows = self.config.train.global_batch_size
         if self.gpus % self.nodes:
-            raise ValueError(
+            raise InputError(
                 f"--gpus={self.gpus} is invalid: it is the total number of GPUs and must be a multiple of --nodes={self.nodes}. "
                 f"Set --gpus={math.ceil(self.gpus / self.nodes) * self.nodes}, or another --nodes."
             )
         if rows < self.gpus:
-            raise ValueError(
+            raise InputError(
                 f"--gpus={self.gpus} is invalid: it must be at most train.global_batch_size={rows}, because each GPU needs a batch row. "
                 "Lower --gpus, or raise train.global_batch_size."
             )
         if rows % self.gpus:
-            raise ValueError(
+            raise InputError(
                 f"train.global_batch_size={rows} is invalid: it must be a multiple of --gpus={self.gpus}. "
                 f"Set train.global_batch_size={rows // self.gpus * self.gpus}."
             )
         if warmup_steps := self.config.train.batch_warmup_steps:
             if self.rows_per_gpu < 2:
-                raise ValueError(
+                raise InputError(
                     f"train.batch_warmup_steps={warmup_steps} is invalid: the number of micro-steps grows in the warm-up, so each GPU "
                     f"needs at least 2 rows, but --gpus={self.gpus} leaves {self.rows_per_gpu}. Lower --gpus, "
                     "raise train.global_batch_size, or set train.batch_warmup_steps=0."
                 )
             self.config.train.batch_schedule(self.gpus)
         if self.config.init_from is not None:
-            raise ValueError(
+            raise InputError(
                 f"init_from={self.config.init_from} is invalid here: the plan does not read the shape of that model. Set init_from=null, "
                 "and give model.n_layer, model.d_model, model.n_head and model.d_inner the values of that model."
             )
         if not 0 < self.mfu <= 1:
-            raise ValueError(
+            raise InputError(
                 f"--mfu={self.mfu} is invalid: it is a fraction of the peak and must be above 0 and at most 1. Leave it out for 0.15."
             )
 
@@ -508,7 +509,7 @@ def _describe_scaling(plan: Plan, stage: int, micro_batch_size: int, n_steps: in
         nodes = next(n for n in range(math.ceil(gpus / per_node), gpus + 1) if gpus % n == 0)
         try:
             scaled = dataclasses.replace(plan, gpus=gpus, nodes=nodes)
-        except ValueError:  # this number of GPUs cannot share the batch
+        except InputError:  # this number of GPUs cannot share the batch
             continue
         size = math.gcd(micro_batch_size, scaled.rows_per_gpu)
         # a single process may have another default stage than several

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from pretrain.tools.held_out import open_model, read_run_config, read_text, text_config
+from xlpre.common.errors import InputError
 from xlpre.common.plots import COLORS, legend_label, new_axes, save_figure
 from xlpre.inference.context_losses import context_losses
 from xlpre.inference.effective_context import MIN_GAIN, effective_contexts
@@ -40,17 +41,17 @@ def measure_contexts(
         (M, C, S) float64 losses in nats.
 
     Raises:
-        ValueError: a model is not causal, has no vocabulary or another one than the first model; or the text is too short.
+        InputError: a model is not causal, has no vocabulary or another one than the first model; or the text is too short.
     """
     folders = [open_model(path, {}) for path in models]
     pieces = folders[0].require_tokenizer(models[0]).pieces
     for path, folder in zip(models, folders, strict=True):
         if folder.objective != "causal":
-            raise ValueError(
+            raise InputError(
                 f"MODEL={path} is invalid: it is a {folder.objective} model, and RECL is a property of causal models. Give causal models."
             )
         if folder.require_tokenizer(path).pieces != pieces:
-            raise ValueError(
+            raise InputError(
                 f"MODEL={path} is invalid: its vocabulary is not that of {models[0]}, so their tokens differ. Compare models with one "
                 "vocabulary."
             )
@@ -58,7 +59,7 @@ def measure_contexts(
     held_out = read_text(text, tokenizer, models[0], text_config(config), None)
     tokens = np.concatenate([[special_tokens.EOD], np.asarray(held_out.data.tokens, np.int64)])
     if len(tokens) <= contexts[-1]:
-        raise ValueError(
+        raise InputError(
             f"--max-context={contexts[-1]} is invalid: the text has only {len(tokens) - 1:,} tokens. Give more text, or a shorter context."
         )
     n_positions = min(n_tokens, len(tokens) - contexts[-1])

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from pretrain.config import PretrainConfig
+from xlpre.common.errors import InputError
 from xlpre.common.messages import counted
 from xlpre.common.plots import new_figure, save_figure
 from xlpre.data.lanes import DirectedText, WindowLocation
@@ -157,11 +158,11 @@ def explain(
         backward: True to read from right to left.
 
     Raises:
-        ValueError: the text is too short, or settings contradict each other.
+        InputError: the text is too short, or settings contradict each other.
     """
     document = [line for line in text.splitlines() if line.strip()]
     if not document:
-        raise ValueError("the text is empty. Give a sentence or two in quotes.")
+        raise InputError("the text is empty. Give a sentence or two in quotes.")
     ids, sentence_ends = tokenizer.encode_document(document, config.text.line_type)
     if backward:  # the window ends at the start of the text, where the previous document's <eod> would follow
         ids, sentence_ends = np.roll(ids, 1), np.append(sentence_ends[:-1] + 1, len(ids))
@@ -214,7 +215,7 @@ def fit_window(data: DataConfig, n_tokens: int) -> DataConfig:
     plain = data.reuse_len == data.seq_len
     minimum = 2 if plain else 3
     if n_tokens < minimum:
-        raise ValueError(
+        raise InputError(
             f"the text has {n_tokens} tokens, including <eop>, but a window needs at least {minimum}. Give a longer text."
         )
     seq_len = n_tokens + data.n_symbols
@@ -248,7 +249,7 @@ def find_tokenizer(config: PretrainConfig) -> Tokenizer:
         return tokenizer_from_config(config.tokenizer)
     if Path(config.data.store_dir).exists():
         return TokenStore(config.data.store_dir).tokenizer()
-    raise ValueError(
+    raise InputError(
         f"tokenizer.path={config.tokenizer.path} and data.store_dir={config.data.store_dir} do not exist: there is no vocabulary. "
         "Train one with pretrain/train_tokenizer.py and the same settings."
     )

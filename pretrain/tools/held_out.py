@@ -19,6 +19,7 @@ import torch
 
 from pretrain.config import PretrainConfig, load_run_config
 from pretrain.tools.run_record import find_pretraining_run
+from xlpre.common.errors import InputError
 from xlpre.common.job_pool import stop_with_parent
 from xlpre.common.messages import counted
 from xlpre.common.plots import new_axes, save_figure
@@ -70,7 +71,7 @@ class Job:
             # a limited span ends `model.mem_len` tokens back, as in the original, which sets it for each evaluation
             mem_len = folder.config.mem_len if folder.config.attention_span == "all" else settings.mem_len
             if mem_len == 0 and folder.config.attention_span != "all":
-                raise ValueError(
+                raise InputError(
                     f"--mem-len=0 is invalid with model.attention_span={folder.config.attention_span}: each token would see at most "
                     "itself. Add --attention-span all, or leave out 0."
                 )
@@ -85,7 +86,7 @@ def open_model(path: str, overrides: dict[str, Any]) -> ModelFolder:
     """Read a model folder and replace settings of the model.
 
     Raises:
-        ValueError: see `load_folder`; or a setting does not fit the model.
+        InputError: see `load_folder`; or a setting does not fit the model.
     """
     folder = load_folder(path)
     return dataclasses.replace(folder, config=dataclasses.replace(folder.config, **overrides))
@@ -121,18 +122,18 @@ def read_text(
         max_tokens: see `encode_text`.
 
     Raises:
-        ValueError: a source cannot be read, holds no text, or is a store with another vocabulary; or the vocabulary cannot encode
+        InputError: a source cannot be read, holds no text, or is a store with another vocabulary; or the vocabulary cannot encode
             verbatim text.
     """
     folders = [source for source in sources if Path(source).is_dir()]
     if not folders and text.line_type == "verbatim" and tokenizer.kind == "sentencepiece":
-        raise ValueError(
+        raise InputError(
             f"--line-type=verbatim is invalid: the SentencePiece vocabulary of {origin} does not keep text as it is. "
             "Set --line-type=paragraphs."
         )
     for source in sources:
         if not source_exists(source):
-            raise ValueError(
+            raise InputError(
                 f"TEXT={source} is invalid: no file matches it. Give files, a quoted glob, hf:NAME:SPLIT, or the folder of a token store."
             )
     if not folders:
@@ -141,7 +142,7 @@ def read_text(
         return encode_text(tokenizer, documents, line_type=text.line_type, max_tokens=max_tokens)
     if len(sources) > 1 or not is_store(Path(folders[0])):
         rule = "it is a folder" if len(sources) == 1 else "a folder must be the only text"
-        raise ValueError(
+        raise InputError(
             f"TEXT={folders[0]} is invalid: {rule}. Give the folder of one token store, or files, such as '{folders[0]}/*.txt'."
         )
     store = TokenStore(folders[0])
@@ -166,7 +167,7 @@ def run_evaluations(job: Job, n_processes: int, report_progress: Callable[[int, 
         report_progress: called after each unit of work with the number of units done and the number of all units.
 
     Raises:
-        ValueError: a process ended, for example because memory ran out.
+        InputError: a process ended, for example because memory ran out.
     """
     evaluators = job.evaluators()
     units = [(index, unit) for index, evaluator in enumerate(evaluators) for unit in range(evaluator.n_units)]
@@ -187,7 +188,7 @@ def run_evaluations(job: Job, n_processes: int, report_progress: Callable[[int, 
             for unit_sums in executor.map(_evaluate_unit, units):
                 collect(unit_sums)
         except BrokenProcessPool:
-            raise ValueError(
+            raise InputError(
                 f"--processes={n_processes} is invalid: a process ended, perhaps because memory ran out. Set fewer processes."
             ) from None
         finally:

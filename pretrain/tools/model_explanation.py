@@ -14,6 +14,7 @@ from pretrain.config import PretrainConfig
 from pretrain.tools.explanation import GREY, INK, MIN_FONT_SIZE, TARGET_COLOR, Explanation, Predictions, TargetPair
 from pretrain.tools.run_record import find_pretraining_run
 from xlpre.batch import FIELD_SPECS, HIDDEN_RANK, Batch
+from xlpre.common.errors import InputError
 from xlpre.common.plots import new_figure, save_figure
 from xlpre.config.loader import load_config
 from xlpre.conversion.model_folder import load_folder
@@ -39,7 +40,7 @@ def load_model(
         overrides: `key=value` strings, which override the file.
 
     Raises:
-        ValueError: the model cannot be read, has no vocabulary, or was trained with another objective.
+        InputError: the model cannot be read, has no vocabulary, or was trained with another objective.
     """
     folder = load_folder(path)
     tokenizer = folder.require_tokenizer(path)
@@ -52,7 +53,7 @@ def load_model(
 
     config = load_config(PretrainConfig, file, overrides, None if file else fit_defaults)
     if config.objective.name != folder.objective:
-        raise ValueError(
+        raise InputError(
             f"objective.name={config.objective.name} is invalid with --model {path}: the model was trained with "
             f"objective.name={folder.objective}. Set objective.name={folder.objective}."
         )

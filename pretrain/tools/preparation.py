@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from tqdm import tqdm
 
 from pretrain.config import PretrainConfig
 from pretrain.trainer.config_warnings import ignored_vocab_size, small_validation_text_warning
+from xlpre.common.errors import InputError
 from xlpre.common.messages import as_yaml
 from xlpre.config.cli import NO_EXPLICIT_KEYS, ExplicitKeys
 from xlpre.config.loader import config_from_mapping
@@ -30,7 +32,7 @@ def make_tokenizer(config: PretrainConfig) -> Tokenizer:
     """Return the vocabulary `tokenizer.path`; train and save it if there is no such file.
 
     Raises:
-        ValueError: the existing vocabulary has another size or character coverage, or was trained on another text.
+        InputError: the existing vocabulary has another size or character coverage, or was trained on another text.
     """
     path, kind = Path(config.tokenizer.path), config.tokenizer.kind
     if path.exists():
@@ -40,7 +42,7 @@ def make_tokenizer(config: PretrainConfig) -> Tokenizer:
             existing = {"vocab_size": len(tokenizer), "character_coverage": tokenizer.character_coverage}
         for key, value in existing.items():
             if value != (configured := getattr(config.tokenizer, key)):
-                raise ValueError(
+                raise InputError(
                     f"tokenizer.{key}={configured} is invalid: {path} was trained with tokenizer.{key}={value}. "
                     f"Set tokenizer.{key}={value} or another tokenizer.path, or delete the file."
                 )
@@ -49,6 +51,7 @@ def make_tokenizer(config: PretrainConfig) -> Tokenizer:
         print(f"{path}: exists already, {len(tokenizer):,} pieces")
         _print_note(upgrade_note(path, tokenizer))
         return tokenizer
+    _check_writable(path)
     start = time.monotonic()
     if kind != "bytes":
         sources = " ".join(config.text.sources)
@@ -63,6 +66,18 @@ def make_tokenizer(config: PretrainConfig) -> Tokenizer:
     return tokenizer
 
 
+def _check_writable(path: Path) -> None:
+    """Raise InputError, before a vocabulary is trained, if it cannot be saved as `path`."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"tokenizer.path={path} is invalid: the folder {path.parent} cannot be written ({error.strerror}). Set another path."
+        ) from None
+
+
 def make_store(config: PretrainConfig, explicit_keys: ExplicitKeys = NO_EXPLICIT_KEYS) -> TokenStore:
     """Return the token store `data.store_dir`; build it if there is no such folder.
 
@@ -71,11 +86,11 @@ def make_store(config: PretrainConfig, explicit_keys: ExplicitKeys = NO_EXPLICIT
         explicit_keys: keys that the user set, see `ignored_vocab_size`.
 
     Raises:
-        ValueError: the folder is not a token store, or was built from another text or with another vocabulary.
+        InputError: the folder is not a token store, or was built from another text or with another vocabulary.
     """
     path = Path(config.data.store_dir)
     if not is_nothing(path) and not is_store(path):
-        raise ValueError(
+        raise InputError(
             f"data.store_dir={path} is invalid: the folder exists and is not a token store. Set another data.store_dir."
         )
     tokenizer = tokenizer_from_config(config.tokenizer)
@@ -110,7 +125,7 @@ def _warn_of_unknown_characters(config: PretrainConfig, tokenizer: Tokenizer) ->
     """Warn if the vocabulary does not cover the characters of the text."""
     try:
         sample = sample_lines(config.text, SAMPLE_CHARS)
-    except ValueError:
+    except InputError:
         return  # raised again, with a better message, when the text is encoded
     if (unknown := tokenizer.unknown_fraction(sample)) > MAX_UNKNOWN:
         remedy = "train a vocabulary on this text with pretrain/train_tokenizer.py and another tokenizer.path"
@@ -124,18 +139,18 @@ def _warn_of_unknown_characters(config: PretrainConfig, tokenizer: Tokenizer) ->
 
 
 def _check_source(store: TokenStore, text: TextConfig, files: Mapping[str, int]) -> None:
-    """Raise ValueError if `store` was built with other `text` settings or other `files`."""
+    """Raise InputError if `store` was built with other `text` settings or other `files`."""
     remedy = "set another data.store_dir, or delete the folder"
     built = dataclasses.asdict(config_from_mapping(TextConfig, store.meta["source"], str(store.path / META)))
     for key, configured in dataclasses.asdict(text).items():
         if key != "num_processes" and built[key] != configured:
             before, now = as_yaml(built[key]), as_yaml(configured)
-            raise ValueError(
+            raise InputError(
                 f"text.{key}={now} is invalid: data.store_dir={store.path} was built with text.{key}={before}. "
                 f"Set text.{key}={before}; or {remedy}."
             )
     if changed := sorted(set(files.items()) ^ set(store.meta["files"].items())):
-        raise ValueError(
+        raise InputError(
             f"data.store_dir={store.path} is invalid: {changed[0][0]} was added, removed or changed after the store was built. "
             f"{remedy.capitalize()}."
         )

@@ -25,7 +25,7 @@ def print_replay(folder: Path, precision: str | None, device: str | None) -> Non
         device: `cpu` or `cuda`. None: `cuda` if there is a GPU.
 
     Raises:
-        ValueError: the folder cannot be read, or there is no GPU.
+        InputError: the folder cannot be read, or there is no GPU.
     """
     torch_device = select_device(device)
     model_folder, rank_dumps = read_dump(folder)

@@ -17,6 +17,7 @@ from typing import Any
 from pretrain.config import PretrainConfig, load_run_config
 from pretrain.trainer.evaluator import target_fraction_note
 from pretrain.trainer.samples import read_samples
+from xlpre.common.errors import InputError
 from xlpre.common.files import write_text
 from xlpre.common.plots import COLORS, figure_to_svg, legend_label, new_axes, save_figure
 from xlpre.training.metrics_writer import read_metrics
@@ -55,7 +56,7 @@ def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
         Path of the page.
 
     Raises:
-        ValueError: a folder has no results, or the runs were evaluated on different targets.
+        InputError: a folder has no results, or the runs were evaluated on different targets.
     """
     for prefix in ("", SUBSET_PREFIX):
         if (run_dir / f"{prefix}table.csv").exists():
@@ -64,7 +65,7 @@ def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
     others = [(_run_name(other), _read_metrics(other)[1]) for other in against]
     for name, records in others:
         if abs(records[-1]["val_unigram_loss"] - val[-1]["val_unigram_loss"]) > 1e-6:
-            raise ValueError(
+            raise InputError(
                 f"--against={name} is invalid: it was evaluated on other targets than {run_dir.name}, so the losses are not comparable. "
                 "Leave it out."
             )
@@ -84,7 +85,7 @@ def _run_name(run_dir: Path) -> str:
 def _write_table_page(folder: Path, prefix: str, against: Sequence[Path]) -> Path:
     """Write `report.html` with the table and the plots of a fine-tuning run or an ablation, whose names start with `prefix`."""
     if against:
-        raise ValueError(
+        raise InputError(
             f"--against={against[0]} is invalid: {folder} is a fine-tuning run or an ablation, and only pretraining runs can be drawn in "
             "one figure. Leave it out."
         )
@@ -92,7 +93,7 @@ def _write_table_page(folder: Path, prefix: str, against: Sequence[Path]) -> Pat
     with table.open(encoding="utf-8", newline="") as file:
         header, *rows = list(csv.reader(file)) or [[]]
     if not rows:
-        raise ValueError(f"{table} is invalid: it has no rows. Run the command that writes it again.")
+        raise InputError(f"{table} is invalid: it has no rows. Run the command that writes it again.")
     cells = [f"<tr>{''.join(f'<th>{escape(name)}</th>' for name in header)}</tr>"]
     cells += [f"<tr>{''.join(f'<td>{escape(value)}</td>' for value in row)}</tr>" for row in rows]
     parts = [
@@ -118,7 +119,7 @@ def _read_metrics(run_dir: Path) -> tuple[list[Record], list[Record]]:
     records = [{key: math.nan if value is None else value for key, value in x.items()} for x in read_metrics(run_dir)]
     train, val = [x for x in records if "loss" in x], [x for x in records if "val_loss" in x]
     if not train or not val:
-        raise ValueError(
+        raise InputError(
             f"{run_dir} is not the folder of a run with results: it has no metrics.jsonl with training and validation losses, and no "
             "table.csv of a fine-tuning run or an ablation. Give the folder of a run, and wait for its first evaluation."
         )

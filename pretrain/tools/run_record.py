@@ -9,6 +9,7 @@ from typing import Any
 
 from pretrain.config import PretrainConfig, describe_changes, load_run_config
 from pretrain.trainer.inputs import FORMAT
+from xlpre.common.errors import InputError
 from xlpre.common.messages import counted
 from xlpre.config.loader import load_config
 from xlpre.conversion.model_card import (
@@ -43,7 +44,7 @@ def find_pretraining_run(source: Path) -> Path | None:
         return run_dir
     try:
         name = load_config(PretrainConfig, run_dir / "config.yaml").name
-    except ValueError:  # not a file of this project
+    except InputError:  # not a file of this project
         return None
     return run_dir if provenance.get("name", name) == name else None  # otherwise a copy of the model beside another run
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pretrain.planning.flops import BatchShape, Counting, inference_flops
+from xlpre.common.errors import InputError
 from xlpre.common.plots import new_axes, save_figure, set_log_scale
 from xlpre.conversion.model_folder import ModelFolder
 from xlpre.inference.context_losses import SlidingReader, WindowReader
@@ -84,19 +85,19 @@ def compare_sliding(
         report_progress: called after each turn with the number of turns done and the number of all turns.
 
     Raises:
-        ValueError: the model is not causal, or encodes absolute positions; a length is below 2; or the text is too short.
+        InputError: the model is not causal, or encodes absolute positions; a length is below 2; or the text is too short.
     """
     if folder.objective != "causal" or folder.config.has_absolute_positions:
-        raise ValueError(
+        raise InputError(
             f"--compare=sliding is invalid for a {folder.objective} model with model.positions={folder.config.positions}: it compares "
             "causal models that encode relative positions. Leave it out."
         )
     if min(lengths) < 2:
-        raise ValueError(f"--lengths={min(lengths)} is invalid: an attention length must be at least 2.")
+        raise InputError(f"--lengths={min(lengths)} is invalid: an attention length must be at least 2.")
     turn_len, start = WINDOWS_PER_TURN * window, max(lengths)
     n_turns = min(N_TOKENS, (len(tokens) - start) // turn_len - 1)
     if n_turns < 2:
-        raise ValueError(
+        raise InputError(
             f"TEXT is invalid: it has {len(tokens):,} tokens, and the comparison of attention lengths up to {start:,} needs "
             f"{start + 3 * turn_len:,}. Give more text, or shorter --lengths."
         )

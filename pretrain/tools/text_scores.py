@@ -63,7 +63,7 @@ def score_lines(
         with_tokens: add the tokens and their log-probabilities, which are means over the orders.
 
     Raises:
-        ValueError: the file cannot be read, or a line is empty. The message names the line.
+        InputError: the file cannot be read, or a line is empty. The message names the line.
     """
     source = STDIN if path is None else path
     if path is not None:  # before the work that an empty line would waste
@@ -107,7 +107,7 @@ def score_pairs(score_texts: ScoreTexts, tokenizer: Tokenizer, pairs: list[Minim
     """Score minimal pairs, with a progress bar.
 
     Raises:
-        ValueError: a sentence has no tokens. The message names file and line.
+        InputError: a sentence has no tokens. The message names file and line.
     """
     ids = encode_pairs(tokenizer, pairs)
     with ProgressBar(None, "row") as progress:

@@ -23,7 +23,7 @@ def open_inputs(config: PretrainConfig, explicit_keys: ExplicitKeys) -> RunInput
     """Open all inputs of a run, and check also those of its evaluations.
 
     Raises:
-        ValueError: the run could not start.
+        InputError: the run could not start.
     """
     check_wandb_installed(config.train.wandb)
     inputs = RunInputs(config, explicit_keys)
@@ -37,7 +37,7 @@ def dry_run(config: PretrainConfig, explicit_keys: ExplicitKeys) -> None:
     """Print the settings as YAML, with all other information in comments.
 
     Raises:
-        ValueError: the run could not start. Only what a single process can check is checked, without the settings of DeepSpeed.
+        InputError: the run could not start. Only what a single process can check is checked, without the settings of DeepSpeed.
     """
     inputs = open_inputs(config, explicit_keys)
     config.train.batch_schedule(world_size())

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from pretrain.config import EvalConfig, PretrainConfig
+from xlpre.common.errors import InputError
 from xlpre.data.lanes import Lanes, max_lanes
 from xlpre.data.store import TokenStore
 from xlpre.data_loader import Loader
@@ -74,7 +75,7 @@ class Evaluator:
         comm: collective operations on small values.
 
     Raises:
-        ValueError: the validation text is shorter than a window, or a file of minimal pairs is invalid.
+        InputError: the validation text is shorter than a window, or a file of minimal pairs is invalid.
     """
 
     def __init__(self, config: PretrainConfig, store: TokenStore, tokenizer: Tokenizer, comm: Comm) -> None:
@@ -153,20 +154,20 @@ def read_minimal_pairs(config: EvalConfig, tokenizer: Tokenizer) -> tuple[list[M
     """Return the pairs of `eval.minimal_pairs` and their token ids, see `encode_pairs`.
 
     Raises:
-        ValueError: a file cannot be read, or a sentence or the prefix has no tokens.
+        InputError: a file cannot be read, or a sentence or the prefix has no tokens.
     """
     if not config.minimal_pairs:
         return [], []
     prefix = config.minimal_pairs_prefix
     if prefix and not len(tokenizer.encode(prefix)):
-        raise ValueError(
+        raise InputError(
             f"eval.minimal_pairs_prefix={prefix!r} is invalid: it needs at least one token. Leave it out for no prefix."
         )
     try:
         pairs = read_pairs(config.minimal_pairs)
         return pairs, encode_pairs(tokenizer, pairs)
-    except ValueError as error:
-        raise ValueError(f"eval.minimal_pairs: {error}") from None
+    except InputError as error:
+        raise InputError(f"eval.minimal_pairs: {error}") from None
 
 
 def eval_protocol(config: PretrainConfig) -> dict[str, Any]:
@@ -218,7 +219,7 @@ def val_lanes(config: PretrainConfig, store: TokenStore) -> tuple[Lanes, int]:
     are fewer lanes or windows than configured.
 
     Raises:
-        ValueError: the validation text is shorter than a window.
+        InputError: the validation text is shorter than a window.
     """
     stride, lookahead = config.data.reuse_len, config.data.lookahead
     lanes = Lanes(

@@ -10,6 +10,7 @@ from typing import Any
 from pretrain.config import PretrainConfig, changed_settings
 from pretrain.trainer.config_warnings import ignored_vocab_size
 from pretrain.trainer.weight_init import WeightInit
+from xlpre.common.errors import InputError
 from xlpre.config.cli import NO_EXPLICIT_KEYS, ExplicitKeys
 from xlpre.conversion.provenance import read_provenance
 from xlpre.data.lanes import Lanes
@@ -44,7 +45,7 @@ class RunInputs:
             processes, the micro-batch size and the settings of DeepSpeed may change.
 
     Raises:
-        ValueError: settings contradict each other, the store or the vocabulary.
+        InputError: settings contradict each other, the store or the vocabulary.
     """
 
     def __init__(self, config: PretrainConfig, explicit_keys: ExplicitKeys = NO_EXPLICIT_KEYS) -> None:
@@ -68,12 +69,12 @@ class RunInputs:
             more: entries besides `manifest` that must be equal.
 
         Raises:
-            ValueError: the checkpoint was written with another text, or other settings.
+            InputError: the checkpoint was written with another text, or other settings.
         """
         manifest = checkpoint.read_manifest(saved)
         checkpoint.check_compatible(saved, manifest, {"format": FORMAT})
         if (fingerprint := manifest["data_fingerprint"]) != self.store.fingerprint:
-            raise ValueError(
+            raise InputError(
                 f"data.store_dir={self.store.path} is invalid: {saved} was written with another text (fingerprint {fingerprint[:12]}, "
                 f"now {self.store.fingerprint[:12]}). Use the data.store_dir of {self.config.run_dir}/config.yaml, or give the run "
                 "another name."
@@ -96,16 +97,16 @@ def model_step(config: PretrainConfig) -> int:
     """Return the training step of the weights in the model folder of a run; -1 if the folder does not exist or is damaged."""
     try:
         entries = read_provenance(model_dir(config)) or {}
-    except ValueError:
+    except InputError:
         return -1
     step = entries.get("step")
     return step if isinstance(step, int) else -1
 
 
 def check_not_overwritten(config: PretrainConfig) -> None:
-    """Raise ValueError if the run has a model but no complete checkpoint: it would start at step 0 and overwrite the model."""
+    """Raise InputError if the run has a model but no complete checkpoint: it would start at step 0 and overwrite the model."""
     if model_step(config) > 0 and checkpoint.read_newest_manifest(checkpoints_dir(config)) is None:
-        raise ValueError(
+        raise InputError(
             f"run_dir={config.run_dir} is invalid: it holds the model of step {model_step(config):,}, but no complete checkpoint to resume "
             "from, so a new run would overwrite the model. Restore its checkpoints/, give the run another name, or remove the folder."
         )
@@ -128,7 +129,7 @@ def is_finished(
             seems to be finished. None: this process computes all checksums.
 
     Raises:
-        ValueError: the run is finished, but was made with other settings than `config`.
+        InputError: the run is finished, but was made with other settings than `config`.
     """
     newest = checkpoint.read_newest_manifest(checkpoints_dir(config))
     if newest is None:
@@ -146,13 +147,13 @@ def describe_finished(config: PretrainConfig) -> str:
     """Return the message for a finished run. It lists settings that differ from the settings of the run."""
     try:
         changed = [f"{key}={saved} (now {current})" for key, (saved, current) in changed_settings(config).items()]
-    except ValueError as error:
+    except InputError as error:
         changed = [f"unknown settings: {error}"]
     return f"{config.run_dir}: already finished" + (f"; it was made with {', '.join(changed)}" if changed else "")
 
 
 def _check_format(config: PretrainConfig) -> None:
-    """Raise ValueError if the checkpoints of the run have another `FORMAT`."""
+    """Raise InputError if the checkpoints of the run have another `FORMAT`."""
     if newest := checkpoint.read_newest_manifest(checkpoints_dir(config)):
         checkpoint.check_compatible(*newest, {"format": FORMAT})
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from xlpre.batch import Batch
+from xlpre.common.errors import InputError
 from xlpre.common.files import atomic_write
 from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder
 from xlpre.model.memory import Memory
@@ -104,22 +105,22 @@ def read_dump(folder: Path) -> tuple[ModelFolder, list[RankDump]]:
         Model folder with the weights of the step, and the dump of each process in the order of ranks.
 
     Raises:
-        ValueError: the folder is missing or not a dump; a file is missing or damaged; or files belong to different steps.
+        InputError: the folder is missing or not a dump; a file is missing or damaged; or files belong to different steps.
     """
     if not folder.is_dir():
-        raise ValueError(
+        raise InputError(
             f"{folder} is invalid: there is no such folder. Give the folder that the run printed when it stopped."
         )
     if not _rank_file(folder, 0).exists():
         dumps = sorted((folder / PARENT).glob("step_*")) or sorted(folder.glob("step_*"))
         remedy = f"Did you mean {dumps[-1]}?" if dumps else f"Dumps are in RUN_DIR/{PARENT}."
-        raise ValueError(f"{folder} is invalid: it has no {_rank_file(folder, 0).name}, so it is not a dump. {remedy}")
+        raise InputError(f"{folder} is invalid: it has no {_rank_file(folder, 0).name}, so it is not a dump. {remedy}")
     first = _read_rank_dump(_rank_file(folder, 0))
     dumps_by_rank = [first, *(_read_rank_dump(_rank_file(folder, rank)) for rank in range(1, first.world_size))]
     for dump in dumps_by_rank:
         expected = dataclasses.replace(first, path=dump.path, rank=dump.rank)
         if dump != expected or _rank_file(folder, dump.rank) != dump.path:
-            raise ValueError(
+            raise InputError(
                 f"{dump.path} is invalid: it belongs to another step than {first.path}. Copy all files of one dump again."
             )
     return load_folder(folder / "model", allow_nonfinite=True), dumps_by_rank
@@ -132,18 +133,18 @@ def _read_rank_dump(path: Path) -> RankDump:
         precision = {str(dtype): dtype for dtype in PRECISIONS.values()}[metadata.pop("precision")]
         dump = RankDump(path, precision=precision, **{key: int(value) for key, value in metadata.items()})
     except FileNotFoundError:
-        raise ValueError(
+        raise InputError(
             f"{path} is missing. Copy it from the machine of that process, or give the folder that holds all files."
         ) from None
     except (OSError, safetensors.SafetensorError) as error:
-        raise ValueError(f"{path} is damaged: {str(error).splitlines()[0]}. Copy it again.") from None
+        raise InputError(f"{path} is damaged: {str(error).splitlines()[0]}. Copy it again.") from None
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
+        raise InputError(
             f"{path} is invalid: it is not a dump of this version of xlpre ({error}). Use the version that wrote it."
         ) from None
     fields = [f"batch.{name}" for name in BATCH_FIELDS] + [f"memory.{name}" for name in MEMORY_FIELDS]
     if missing := {f"{i}.{field}" for i in range(dump.n_micro_steps) for field in fields} - names:
-        raise ValueError(f"{path} is invalid: {min(missing)} is missing. Use the version of xlpre that wrote it.")
+        raise InputError(f"{path} is invalid: {min(missing)} is missing. Use the version of xlpre that wrote it.")
     return dump
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from pretrain.config import PretrainConfig
+from xlpre.common.errors import InputError
 from xlpre.common.os_errors import is_disk_full
 from xlpre.data.store import TokenStore
 from xlpre.inference.cloze import ClozeResult, cloze_batch, predict_blanks, predict_example, sample_cloze_examples
@@ -28,7 +29,7 @@ class Samples:
     A causal model gets no sentences, because it does not see the text after a blank.
 
     Raises:
-        ValueError: a sentence is too long.
+        InputError: a sentence is too long.
     """
 
     def __init__(self, config: PretrainConfig, store: TokenStore, tokenizer: Tokenizer) -> None:
@@ -45,8 +46,8 @@ class Samples:
         for text in self._sentences:
             try:
                 cloze_batch(text, tokenizer)
-            except ValueError as error:
-                raise ValueError(f"eval.sentences: {error}") from None
+            except InputError as error:
+                raise InputError(f"eval.sentences: {error}") from None
 
     def predict(self, model: LanguageModel) -> list[ClozeResult]:
         """Fill in all blanks. Every process must call it."""
@@ -74,6 +75,6 @@ def read_samples(run_dir: Path) -> list[dict]:
     """Read the samples.jsonl of a run: one record per evaluation, with `step` and `results`.
 
     Raises:
-        ValueError: a line is damaged.
+        InputError: a line is damaged.
     """
     return read_records(run_dir / "samples.jsonl")

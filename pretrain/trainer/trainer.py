@@ -37,6 +37,7 @@ from pretrain.trainer.inputs import RunInputs, checkpoints_dir, model_dir, model
 from pretrain.trainer.logger import TrainLogger
 from pretrain.trainer.samples import Samples
 from xlpre.batch import Batch
+from xlpre.common.errors import InputError
 from xlpre.common.files import FileEntries, hardlink_copy
 from xlpre.common.messages import counted
 from xlpre.config.cli import NO_EXPLICIT_KEYS, ExplicitKeys
@@ -80,7 +81,7 @@ class Trainer:
         tokens: number of window tokens that all processes have read.
 
     Raises:
-        ValueError: settings contradict each other, the store, the vocabulary or the checkpoint.
+        InputError: settings contradict each other, the store, the vocabulary or the checkpoint.
     """
 
     _evaluation_due: bool
@@ -143,7 +144,7 @@ class Trainer:
         """Run the training loop until the steps or the time are used up, or a signal requests a stop.
 
         Raises:
-            ValueError: the gradients, the weights or the validation loss are not finite, or a checkpoint cannot be written.
+            InputError: the gradients, the weights or the validation loss are not finite, or a checkpoint cannot be written.
         """
         config, progress, logger = self.config, self.progress, self.logger
         if progress.step == 0 or self._evaluation_due:
@@ -204,7 +205,7 @@ class Trainer:
         """Evaluate on validation text, predict blanks and keep the best weights. Every process must call it.
 
         Raises:
-            ValueError: the loss is not finite after the last step of the run.
+            InputError: the loss is not finite after the last step of the run.
         """
         with self.logger.paused():
             model, step = self.engine.module, self.progress.step
@@ -217,7 +218,7 @@ class Trainer:
         self._evaluation_due = False
         if self.progress.is_finished and not math.isfinite(result.loss):
             self.writer.finish()
-            raise ValueError(
+            raise InputError(
                 f"the validation loss is not finite after the last step ({step:,}): the model is unusable, and the run is not "
                 "finished. Lower optim.lr, and start again under another name."
             )

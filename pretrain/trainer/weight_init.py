@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config import PretrainConfig
+from xlpre.common.errors import InputError
 from xlpre.config.cli import ExplicitKeys
 from xlpre.config.loader import config_from_mapping
 from xlpre.conversion.model_folder import ModelFolder, load_init_from, resolve_model_dir
@@ -48,7 +49,7 @@ class WeightInit:
         description: one sentence about the origin of the weights.
 
     Raises:
-        ValueError: `init_from` cannot be read, has another vocabulary than the store, or contradicts a setting.
+        InputError: `init_from` cannot be read, has another vocabulary than the store, or contradicts a setting.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class WeightInit:
     ) -> None:
         model = config.model
         if model.vocab_size not in (None, store.vocab_size):
-            raise ValueError(
+            raise InputError(
                 f"model.vocab_size={model.vocab_size} is invalid: the vocabulary of data.store_dir={store.path} has {store.vocab_size} "
                 "pieces. Leave it out; it is taken from the store."
             )
@@ -132,7 +133,7 @@ def _merge_shapes(
         if name == "d_head":
             initial_value, value = initial.head_width, value or initial.d_model // initial.n_head
         if in_args and value != initial_value:
-            raise ValueError(
+            raise InputError(
                 f"model.{name}={value} is invalid: init_from={init_from} has model.{name}={initial_value}. "
                 "Leave it out; it is taken from that folder."
             )
@@ -147,13 +148,13 @@ def _load_folder(init_from: str, store_dir: str, tokenizer: Tokenizer) -> ModelF
     initial = folder.require_tokenizer(f"init_from={init_from}")
     remedy = f"Build a store with tokenizer.path={resolve_model_dir(init_from)}/{initial.file_name}"
     if initial.sha256 != tokenizer.sha256:
-        raise ValueError(
+        raise InputError(
             f"init_from={init_from} is invalid: its vocabulary (sha256 {initial.sha256[:12]}) differs from the vocabulary of "
             f"data.store_dir={store_dir} ({tokenizer.sha256[:12]}). {remedy}."
         )
     is_known = "preprocess" in folder.provenance or folder.kind == "tensorflow"
     if is_known and initial.preprocess != tokenizer.preprocess:
-        raise ValueError(
+        raise InputError(
             f"init_from={init_from} is invalid: it was trained with tokenizer.preprocess={initial.preprocess}, but "
             f"data.store_dir={store_dir} was built with tokenizer.preprocess={tokenizer.preprocess}. "
             f"{remedy} tokenizer.preprocess={initial.preprocess}."

@@ -57,7 +57,7 @@ def test_the_code_of_a_language_model_predicts_the_same_in_both_libraries(langua
         tokens = torch.tensor([tokenizer.encode("The beginning of a")])
         key_rank = torch.arange(tokens.size(1), dtype=torch.int32)[None]
         batch = make_batch(tokens, key_rank + 1, key_rank, key_rank[:, -1:].long())
-        assert isinstance(native["model"], LanguageModel)
+        assert isinstance(native["lm"].model, LanguageModel) and isinstance(native["continuation"], str)
     else:
         batch = cloze_batch("A text with one ____ word.", tokenizer, model.backbone.two_streams)
         expected = predict_blanks(model, tokenizer, "A text with one ____ word.").predictions[0]

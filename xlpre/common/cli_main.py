@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import io
 import os
 import re
@@ -15,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
+from xlpre.common.errors import InputError
 from xlpre.common.os_errors import error_number, is_out_of_memory, is_transient, remedy
 
-PROJECT_PACKAGES = ("xlpre", "pretrain", "finetune", "__main__")
 # messages of gloo and NCCL when another process died or does not respond
 LOST_PEER = (
     "Timed out waiting",
@@ -39,7 +38,6 @@ LOST_PEER = (
 )
 BYTE_UNITS = ("bytes", "K", "M", "G", "T", "P")  # powers of 1024
 PORT_IN_USE = "EADDRINUSE"
-RAISE = dis.opmap["RAISE_VARARGS"]  # the instruction of a `raise` statement
 
 
 def run_main(main: Callable[[], None]) -> None:
@@ -47,7 +45,7 @@ def run_main(main: Callable[[], None]) -> None:
 
     | error | exit status | printed by |
     | --- | --- | --- |
-    | ValueError of a `raise` statement of this project | 2 | local rank 0 |
+    | InputError | 2 | local rank 0 |
     | out of memory; permanent OSError, such as a full disk | 2 | each process that fails |
     | temporary OSError, port in use, lost connection to another process | 3 | each process that fails |
     | Ctrl-C | 130 | each process |
@@ -63,10 +61,8 @@ def run_main(main: Callable[[], None]) -> None:
     except BrokenPipeError:  # the reader of stdout, `head` for instance, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except (ValueError, OSError) as error:
-        if isinstance(error, ValueError) and not is_raised_by_project(error):
-            raise  # by a library or a built-in function: not a message for the user
-        # a ValueError is the same in all processes of a machine
+    except (InputError, OSError) as error:
+        # an InputError is the same in all processes of a machine
         if os.environ.get("LOCAL_RANK", "0") == "0" or isinstance(error, OSError):
             advice = remedy(error_number(error)) if isinstance(error, OSError) else ""
             _print_error(f"{error}. {advice}" if advice else str(error))
@@ -80,16 +76,6 @@ def run_main(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("Interrupted. Run the same command again to continue.", file=sys.stderr)
         sys.exit(130)
-
-
-def is_raised_by_project(error: ValueError) -> bool:
-    """Return True if a `raise` statement of this project raised the error."""
-    assert error.__traceback__
-    trace = error.__traceback__
-    while trace.tb_next:
-        trace = trace.tb_next
-    package = trace.tb_frame.f_globals["__name__"].partition(".")[0]
-    return package in PROJECT_PACKAGES and trace.tb_frame.f_code.co_code[trace.tb_lasti] == RAISE
 
 
 def _remove_command_folder() -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from xlpre.common.errors import InputError
 from xlpre.common.os_errors import is_transient
 
 WEIGHTS_SUFFIX = ".safetensors"
@@ -131,7 +132,7 @@ def lock_dir(folder: Path, refusal: str) -> ExitStack:
         refusal: end of the error message if another process holds the lock.
 
     Raises:
-        ValueError: the folder cannot be created or written, or another process holds the lock.
+        InputError: the folder cannot be created or written, or another process holds the lock.
         OSError: a temporary error of the file system.
     """
     held = ExitStack()
@@ -141,13 +142,13 @@ def lock_dir(folder: Path, refusal: str) -> ExitStack:
     except OSError as error:
         if is_transient(error):
             raise
-        raise ValueError(f"{folder} cannot be written ({error.strerror}). Choose another folder.") from None
+        raise InputError(f"{folder} cannot be written ({error.strerror}). Choose another folder.") from None
     try:
         with with_filename(folder / LOCK_FILE):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         held.close()
-        raise ValueError(f"{folder}: {refusal}") from None
+        raise InputError(f"{folder}: {refusal}") from None
     except OSError as error:
         held.close()
         if error.errno not in NO_FLOCK:
@@ -215,7 +216,7 @@ def _acquire_lease(folder: Path, refusal: str) -> Any:
     try:
         lease.acquire(timeout=1.5 * LEASE_SECONDS, poll_interval=LEASE_SECONDS / 100)
     except filelock.Timeout:
-        raise ValueError(f"{folder}: {refusal}") from None
+        raise InputError(f"{folder}: {refusal}") from None
     return lease
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from xlpre.common.errors import InputError
 from xlpre.common.files import write_text
 from xlpre.common.messages import counted
 
@@ -59,17 +60,17 @@ def run_all(commands: Sequence[Command], jobs: int | None = None, processes: int
         processes: number of processes of one command. On a machine with GPUs, each has its own GPU.
 
     Raises:
-        ValueError: there are too few GPUs, or a command failed. A failure is raised after all commands have ended.
+        InputError: there are too few GPUs, or a command failed. A failure is raised after all commands have ended.
     """
     gpus = _visible_gpus()
     if gpus and processes > len(gpus):
-        raise ValueError(
+        raise InputError(
             f"--processes={processes} is invalid: each process of a run needs a GPU, and this machine has {len(gpus)}. "
             f"Set --processes={len(gpus)} or less."
         )
     jobs = jobs or max(1, (len(gpus) or len(os.sched_getaffinity(0))) // processes)
     if gpus and jobs * processes > len(gpus):
-        raise ValueError(
+        raise InputError(
             f"--jobs={jobs} is invalid: {counted(jobs, 'run')} of {counted(processes, 'process')} need {jobs * processes} GPUs, and this "
             f"machine has {len(gpus)}. Set --jobs={len(gpus) // processes} or less."
         )
@@ -117,7 +118,7 @@ def run_all(commands: Sequence[Command], jobs: int | None = None, processes: int
         print(f"not started, because a run before them is not finished: {'; '.join(map(_name, waiting))}", flush=True)
     if failed:
         logs = ", ".join(str(folder / "log.txt") for folder in failed)
-        raise ValueError(f"{len(failed)} of {len(commands)} runs failed. Their output is in {logs}.")
+        raise InputError(f"{len(failed)} of {len(commands)} runs failed. Their output is in {logs}.")
 
 
 def read_failure(folder: Path) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 
+from xlpre.common.errors import InputError
+
 # rank, number of processes, rank on the machine
 SLURM_VARIABLES = (
     "SLURM_PROCID",
@@ -33,7 +35,7 @@ def read_launcher() -> None:
     Does nothing if they are set already, as by `deepspeed` and `torchrun`, or if the job has one process.
 
     Raises:
-        ValueError: the launcher started several processes, but did not set the local rank, or the address of the first machine is unknown.
+        InputError: the launcher started several processes, but did not set the local rank, or the address of the first machine is unknown.
     """
     get = os.environ.get
     if "RANK" in os.environ:
@@ -42,7 +44,7 @@ def read_launcher() -> None:
     if not complete:
         for _, size_name, *_ in LAUNCHER_VARIABLES:
             if int(get(size_name, "1")) > 1:
-                raise ValueError(
+                raise InputError(
                     f"{size_name}={get(size_name)} is invalid: the launcher started several processes, but set no local rank. "
                     f"{OTHER_LAUNCHERS}"
                 )
@@ -54,7 +56,7 @@ def read_launcher() -> None:
     local_size = _slurm_local_size() if is_slurm else int(os.environ[complete[0][3]])
     address = "127.0.0.1" if local_size == size else _first_host(get("SLURM_STEP_NODELIST", "")) if is_slurm else ""
     if not get("MASTER_ADDR", address):
-        raise ValueError(
+        raise InputError(
             f"MASTER_ADDR is missing: {complete[0][1]}={size} processes run on several machines. Set MASTER_ADDR to the machine of process "
             "0, for example with `mpirun -x MASTER_ADDR=node1 -x MASTER_PORT=29411`."
         )

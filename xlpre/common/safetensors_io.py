@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from xlpre.common.errors import InputError
 from xlpre.common.files import FileEntry, entry_of, extend_crc32c
 
 ALIGNMENT = 8  # bytes to which tensors in a file are aligned
@@ -39,12 +40,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
 
     Raises:
         OSError: the file cannot be written, for example because the disk is full.
-        ValueError: two names share one tensor.
+        InputError: two names share one tensor.
     """
     names = sorted(tensors, key=lambda name: ([*DTYPES].index(tensors[name].dtype), name))
     flat = {name: tensors[name].detach().cpu().contiguous().flatten() for name in names}
     if len({x.data_ptr() for x in flat.values() if x.numel()}) < sum(x.numel() > 0 for x in flat.values()):
-        raise ValueError(
+        raise InputError(
             f"{path}: two weights share one tensor, as in model.state_dict(). Use model.named_parameters(), which lists each "
             "tensor once."
         )
@@ -72,10 +73,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
 
 
 def check_finite(origin: Path, weights: Mapping[str, Tensor]) -> None:
-    """Raise ValueError if a weight that was read from `origin` has an infinite or NaN value."""
+    """Raise InputError if a weight that was read from `origin` has an infinite or NaN value."""
     for name, weight in weights.items():
         if not all_finite(weight):
-            raise ValueError(
+            raise InputError(
                 f"{origin} is invalid: the weight {name} has infinite or NaN values. Use another checkpoint."
             )
 

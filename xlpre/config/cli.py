@@ -1,6 +1,6 @@
 """Command line of all commands: `COMMAND ARGUMENTS --option`, and `--config FILE key=value ...` where a command takes settings.
 
-Mistakes are ValueErrors with a message of one line.
+Mistakes are InputErrors with a message of one line.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NoReturn
 
+from xlpre.common.errors import InputError
 from xlpre.config.help_text import HELP_COLUMN, common_settings, group_settings, wrap_docstring
 from xlpre.config.key_suggestions import similar_keys
 from xlpre.config.loader import DeriveOverrides, Schema, keys_in_file, keys_in_override, keys_over_base, load_config
@@ -55,7 +56,7 @@ class ExplicitKeys:
         """Read the keys of a config file and of `key=value` overrides.
 
         Raises:
-            ValueError: the file cannot be read.
+            InputError: the file cannot be read.
         """
         file, own_file = (keys_in_file(config_file), keys_over_base(config_file)) if config_file else ((), ())
         return cls(frozenset().union(*map(keys_in_override, overrides)), frozenset(file), frozenset(own_file))
@@ -94,13 +95,13 @@ class CommandParser(argparse.ArgumentParser):
             argv: the arguments. None: those of the process.
 
         Raises:
-            ValueError: an argument is missing, or an argument or option is invalid.
+            InputError: an argument is missing, or an argument or option is invalid.
         """
         argv = sys.argv[1:] if argv is None else argv
         self._add_help()
         args, unknown = self.parse_known_intermixed_args(argv)
         if unknown:
-            raise ValueError(self._describe_unknown(unknown[0], argv))
+            raise InputError(self._describe_unknown(unknown[0], argv))
         return args
 
     def format_help(self) -> str:
@@ -109,11 +110,11 @@ class CommandParser(argparse.ArgumentParser):
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:
-        """Raise ValueError with the message of a mistake on the command line."""
+        """Raise InputError with the message of a mistake on the command line."""
         for pattern, rule in ARGPARSE_RULES:
             if match := re.fullmatch(pattern, message):
-                raise ValueError(match.expand(rule))
-        raise ValueError(message)
+                raise InputError(match.expand(rule))
+        raise InputError(message)
 
     def _add_help(self) -> None:
         self.add_argument("-h", "--help", action="help", help="print this text and exit")
@@ -170,7 +171,7 @@ class SettingsParser(CommandParser, Generic[Schema]):
             The settings, the keys that the user set, and the other arguments and options.
 
         Raises:
-            ValueError: see `parse` and `load_config`.
+            InputError: see `parse` and `load_config`.
         """
         args = self.parse(argv)
         config = load_config(self._schema, args.config, args.overrides, derive_overrides)
@@ -219,7 +220,7 @@ class _StoreOnce(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
         if (first := getattr(namespace, self.dest)) is not None:
-            raise ValueError(
+            raise InputError(
                 f"{option}={values} is invalid: {option} is set to {first} already. Give one file. "
                 "To build on another file, add the line `extends: OTHER.yaml` to yours."
             )
@@ -239,7 +240,7 @@ class _Help(argparse.Action):
 
 
 def _check_overrides(overrides: Sequence[str]) -> None:
-    """Raise ValueError if an argument is not of the form key=value."""
+    """Raise InputError if an argument is not of the form key=value."""
     for index, override in enumerate(overrides):
         if override.partition("=")[0] and "=" in override:
             continue
@@ -249,25 +250,25 @@ def _check_overrides(overrides: Sequence[str]) -> None:
         elif before and before[0].endswith("="):  # key= value
             written = before[0] + override
         elif override.endswith(SUFFIXES):
-            raise ValueError(f"{override!r} is invalid: settings are written as key=value. Write --config {override}.")
+            raise InputError(f"{override!r} is invalid: settings are written as key=value. Write --config {override}.")
         else:
-            raise ValueError(
+            raise InputError(
                 f"{override!r} is invalid: settings are written as key=value. Put a text or value with spaces in quotes."
             )
-        raise ValueError(
+        raise InputError(
             f"{override!r} is invalid: settings are written as key=value, without spaces around =. Write {shlex.quote(written)}."
         )
 
 
 def _check_file(path: str) -> None:
-    """Raise ValueError if a config file does not exist."""
+    """Raise InputError if a config file does not exist."""
     if Path(path).exists():
         return
     presets = [str(preset) for suffix in SUFFIXES for preset in sorted(PRESETS.rglob(f"*{suffix}"))]
     name = Path(path).stem
     similar = [p for p in presets if Path(p).stem == name] or difflib.get_close_matches(path, presets, 1, 0.8)
     remedy = f"Did you mean {' or '.join(similar)}?" if similar else "The presets are in configs/."
-    raise ValueError(f"--config={path} is invalid: there is no such file. {remedy}")
+    raise InputError(f"--config={path} is invalid: there is no such file. {remedy}")
 
 
 def _terminal_width() -> int:
@@ -278,11 +279,11 @@ def check_output_files(out: Path | None, picture: Path | None) -> None:
     """Check the arguments of --out and --picture before the work whose result they receive.
 
     Raises:
-        ValueError: a file cannot be written, or the suffix of the picture is not in `PICTURE_SUFFIXES`.
+        InputError: a file cannot be written, or the suffix of the picture is not in `PICTURE_SUFFIXES`.
     """
     if picture is not None and picture.suffix not in PICTURE_SUFFIXES:
         formats = ", ".join(PICTURE_SUFFIXES)
-        raise ValueError(f"--picture={picture} is invalid: the name must end with one of {formats}. Rename it.")
+        raise InputError(f"--picture={picture} is invalid: the name must end with one of {formats}. Rename it.")
     for option, path in (("out", out), ("picture", picture)):
         if path is None:
             continue
@@ -294,4 +295,4 @@ def check_output_files(out: Path | None, picture: Path | None) -> None:
             problem = f"the folder {path.parent} cannot be written. Name another"
         else:
             continue
-        raise ValueError(f"--{option}={path} is invalid: {problem}.")
+        raise InputError(f"--{option}={path} is invalid: {problem}.")

@@ -6,6 +6,7 @@ import inspect
 import textwrap
 from collections.abc import Sequence
 
+from xlpre.common.errors import InputError
 from xlpre.config.schema_docs import Setting, group_summaries, list_settings
 
 HELP_COLUMN = 28  # column of the descriptions
@@ -48,11 +49,11 @@ def group_settings(schema: type, name: str, width: int) -> str:
         width: characters in a line.
 
     Raises:
-        ValueError: there is no such group.
+        InputError: there is no such group.
     """
     groups = _groups(schema)
     if name not in (*groups, ALL_GROUPS):
-        raise ValueError(f"--help={name} is invalid: it must be one of {', '.join(groups)}, or {ALL_GROUPS}.")
+        raise InputError(f"--help={name} is invalid: it must be one of {', '.join(groups)}, or {ALL_GROUPS}.")
     sections, settings = [], _by_group(schema)
     for group in groups if name == ALL_GROUPS else [name]:
         entries = [_entry(setting, setting.description, width) for setting in settings[group]]

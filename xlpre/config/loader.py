@@ -20,6 +20,7 @@ import yaml
 from omegaconf import BooleanNode, DictConfig, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import OmegaConfBaseException
 
+from xlpre.common.errors import InputError
 from xlpre.common.files import write_text
 from xlpre.common.messages import as_yaml
 from xlpre.config.key_suggestions import suggest_key
@@ -59,7 +60,7 @@ def load_config(
             and, if the file extends another, not over its own settings.
 
     Raises:
-        ValueError: a file cannot be read, a key does not exist, or a value is invalid.
+        InputError: a file cannot be read, a key does not exist, or a value is invalid.
     """
     if derive_overrides is not None:
         own_keys = keys_over_base(path) if path is not None else set()
@@ -78,7 +79,7 @@ def config_from_mapping(schema: type[Schema], settings: Mapping[str, Any], origi
     """Return the settings in a mapping that was read from the file `origin`.
 
     Raises:
-        ValueError: see `load_config`.
+        InputError: see `load_config`.
     """
     try:
         layer = OmegaConf.create(dict(settings))
@@ -86,8 +87,8 @@ def config_from_mapping(schema: type[Schema], settings: Mapping[str, Any], origi
         raise _omegaconf_error(error, origin) from None
     try:
         return _merge(OmegaConf.structured(schema), [(origin, layer)], origin)  # type: ignore[return-value]
-    except ValueError as error:  # checks inside the schema do not know the file
-        raise ValueError(str(error) if origin in str(error) else f"{origin}: {error}") from None
+    except InputError as error:  # checks inside the schema do not know the file
+        raise InputError(str(error) if origin in str(error) else f"{origin}: {error}") from None
 
 
 def save_config(config: Any, path: str | Path) -> None:
@@ -104,7 +105,7 @@ def keys_in_file(path: str | Path) -> set[str]:
     """Return the keys of the settings in a YAML file and in the files that it extends.
 
     Raises:
-        ValueError: see `load_config`.
+        InputError: see `load_config`.
     """
     return set(_leaf_keys(_read_yaml(Path(path), ())))
 
@@ -113,7 +114,7 @@ def keys_over_base(path: str | Path) -> set[str]:
     """Return the keys that a YAML file sets itself, if it extends another one; otherwise an empty set.
 
     Raises:
-        ValueError: see `load_config`.
+        InputError: see `load_config`.
     """
     _read_yaml(Path(path), ())  # checks it
     settings: Any = OmegaConf.load(path)
@@ -186,22 +187,22 @@ def _expanded_path(path: str) -> str:
 def _read_yaml(path: Path, extending: tuple[Path, ...]) -> DictConfig:
     """Read a YAML file merged into the file that it extends; `extending` are the files that led to this one."""
     if path.resolve() in extending:
-        raise ValueError(f"{path}: the file extends itself, directly or through another file. Remove one `extends`.")
+        raise InputError(f"{path}: the file extends itself, directly or through another file. Remove one `extends`.")
     try:
         settings = OmegaConf.load(path)
     except FileNotFoundError:
-        raise ValueError(f"{path}: no such file. The presets are in configs/.") from None
+        raise InputError(f"{path}: no such file. The presets are in configs/.") from None
     except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(
+        raise InputError(
             f"{path}: cannot be read as YAML ({' '.join(str(error).split())}). Correct the file."
         ) from None
     if not isinstance(settings, DictConfig):
-        raise ValueError(f"{path}: the file must hold `key: value` lines, not a {type(settings).__name__}.")
+        raise InputError(f"{path}: the file must hold `key: value` lines, not a {type(settings).__name__}.")
     base = settings.pop("extends", None)
     if base is None:
         return settings
     if not isinstance(base, str):
-        raise ValueError(
+        raise InputError(
             f"{path}: extends={base} is invalid: it must be the path of another file, relative to this one."
         )
     base_settings = _read_yaml(path.parent / base, (*extending, path.resolve()))
@@ -221,13 +222,13 @@ def _leaf_keys(layer: DictConfig, prefix: str = "") -> Iterator[str]:
 def _parse_override(override: str, defaults: DictConfig) -> DictConfig:
     key, equals, text = override.partition("=")
     if not equals or not re.fullmatch(r"\w+(\.[\w-]+)*", key):
-        raise ValueError(f"{override!r} is invalid: it must have the form key=value.")
+        raise InputError(f"{override!r} is invalid: it must have the form key=value.")
     value: Any = text
     layer = OmegaConf.create()
     try:
         node = _find_node(defaults, key)
         if not isinstance(node, StringNode) and NOT_DECIMAL.fullmatch(text):
-            raise ValueError(f"{override!r} is invalid: the value must be a decimal number.")
+            raise InputError(f"{override!r} is invalid: the value must be a decimal number.")
         if isinstance(node, StringNode):  # a string is not parsed: 007 stays 007
             value = None if node._is_optional() and text in NULL else text
         else:
@@ -235,7 +236,7 @@ def _parse_override(override: str, defaults: DictConfig) -> DictConfig:
             value = parsed._get_node("value") if text else None
         OmegaConf.update(layer, key, value)
     except yaml.YAMLError:
-        raise ValueError(
+        raise InputError(
             f"{override!r} is invalid: the value must be a number, true, false, null, a list or a mapping."
         ) from None
     except OmegaConfBaseException as error:
@@ -252,7 +253,7 @@ def _find_node(defaults: DictConfig, key: str) -> Any:
 
 
 def _check_keys(group: DictConfig, layer: DictConfig, origin: str, prefix: str = "") -> None:
-    """Raise ValueError if a key of `layer` does not exist in `group`, or a value has the wrong type.
+    """Raise InputError if a key of `layer` does not exist in `group`, or a value has the wrong type.
 
     Args:
         group: default settings at `prefix`.
@@ -267,23 +268,23 @@ def _check_keys(group: DictConfig, layer: DictConfig, origin: str, prefix: str =
             path, known = _first_leaf(path, value), list(setting_keys(_root_schema(group)))
             if "." in key and path in known:
                 nested = f"`{path.replace('.', ': {')}: ...{'}' * path.count('.')}`"
-                raise ValueError(f"{origin}: {path!r} must be written as a group in a file: {nested}")
+                raise InputError(f"{origin}: {path!r} must be written as a group in a file: {nested}")
             suggestion = suggest_key(path, known)
             if not suggestion and origin.startswith(f"{path}="):  # from the command line
                 suggestion = "--help all lists the settings."
-            raise ValueError(f"{origin}: there is no setting {path!r}" + (f"; {suggestion}" if suggestion else ""))
+            raise InputError(f"{origin}: there is no setting {path!r}" + (f"; {suggestion}" if suggestion else ""))
         default = group._get_node(key)
         if _is_group(default):
             if not isinstance(value, DictConfig):
                 inside = ", ".join(setting_keys(OmegaConf.get_type(default), f"{path}."))  # type: ignore[arg-type]
-                raise ValueError(f"{origin}: {path!r} is a group of settings. Set one of {inside}.")
+                raise InputError(f"{origin}: {path!r} is a group of settings. Set one of {inside}.")
             _check_keys(default, value, origin, path + ".")
         else:
             _check_kind(default, value, path, origin)
 
 
 def _check_kind(default: Any, value: Any, key: str, origin: str) -> None:
-    """Raise ValueError if `default` is a list, mapping or boolean and `value` is not."""
+    """Raise InputError if `default` is a list, mapping or boolean and `value` is not."""
     setting = f"{key}={as_yaml(value._value())} is invalid:"
     if origin == f"{key}=":
         setting = f"{origin} is invalid: the value is empty;"
@@ -293,20 +294,20 @@ def _check_kind(default: Any, value: Any, key: str, origin: str) -> None:
         if not is_null and isinstance(default, kind) and not isinstance(value, kind) and not value._is_interpolation():
             is_item = kind is ListConfig and not isinstance(value, DictConfig) and value._value() not in (None, "")
             remedy = f" Set {key}=[{value._value()}]." if is_item else ""
-            raise ValueError(f"{prefix}{setting} it must be {rule}.{remedy}")
+            raise InputError(f"{prefix}{setting} it must be {rule}.{remedy}")
     if isinstance(default, BooleanNode) and type(value._value()) is int and value._value() not in (0, 1):
-        raise ValueError(f"{prefix}{setting} it must be true or false.")
+        raise InputError(f"{prefix}{setting} it must be true or false.")
     if isinstance(value, DictConfig):
         for name in value:
             item: Any = value._get_node(name)
             if ":" in str(name) and item._is_none():  # YAML reads {a:1} as the key `a:1`
-                raise ValueError(f"{origin}: {name!r} in {key} has no value. Put a space after its colon.")
+                raise InputError(f"{origin}: {name!r} in {key} has no value. Put a space after its colon.")
 
 
 def _check_finite(value: Any, key: str = "") -> None:
-    """Raise ValueError if a number is infinite or NaN."""
+    """Raise InputError if a number is infinite or NaN."""
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{key}={value} is invalid: it must be a finite number.")
+        raise InputError(f"{key}={value} is invalid: it must be a finite number.")
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, item in items:
         _check_finite(item, f"{key}.{name}" if key else str(name))
@@ -331,7 +332,7 @@ def _is_group(node: Any) -> TypeGuard[DictConfig]:
     return isinstance(node, DictConfig) and dataclasses.is_dataclass(OmegaConf.get_type(node))
 
 
-def _omegaconf_error(error: OmegaConfBaseException, origin: str) -> ValueError:
+def _omegaconf_error(error: OmegaConfBaseException, origin: str) -> InputError:
     """Translate an error of OmegaConf; `origin` is the file or the override that caused it."""
     message, key = (error.msg or str(error)).splitlines()[0], error.full_key
     for pattern, rule in CONVERSION_RULES:
@@ -339,8 +340,8 @@ def _omegaconf_error(error: OmegaConfBaseException, origin: str) -> ValueError:
             value = match["value"] if "value" in match.groupdict() else "null"
             is_integral = rule == "an integer" and re.fullmatch(r"-?\d+\.0", value)
             if origin == f"{key}=":
-                return ValueError(f"{origin} is invalid: the value is empty; it must be {match.expand(rule)}.")
+                return InputError(f"{origin} is invalid: the value is empty; it must be {match.expand(rule)}.")
             remedy = f" Set {key}={value[:-2]}." if is_integral else ""  # 1e8 is a float in YAML
             message = f"{key}={value} is invalid: it must be {match.expand(rule)}.{remedy}"
-            return ValueError(message if origin.startswith(f"{key}=") else f"{origin}: {message}")
-    return ValueError(f"{origin}: {key}: {message}" if key else f"{origin}: {message}")
+            return InputError(message if origin.startswith(f"{key}=") else f"{origin}: {message}")
+    return InputError(f"{origin}: {key}: {message}" if key else f"{origin}: {message}")

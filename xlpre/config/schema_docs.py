@@ -15,6 +15,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
+from xlpre.common.errors import InputError
+
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
@@ -90,7 +92,7 @@ def setting_keys(schema: type, prefix: str = "") -> Iterator[str]:
 
 
 def check_choices(config: Any, prefix: str) -> None:
-    """Raise ValueError if a field of `config` with a `Literal` type has a value that is not one of its choices.
+    """Raise InputError if a field of `config` with a `Literal` type has a value that is not one of its choices.
 
     Args:
         config: a group of settings.
@@ -99,7 +101,7 @@ def check_choices(config: Any, prefix: str) -> None:
     for name, kind in get_type_hints(type(config)).items():
         if get_origin(kind) is Literal and getattr(config, name) not in get_args(kind):
             choices = ", ".join(map(str, get_args(kind)))
-            raise ValueError(f"{prefix}{name}={getattr(config, name)} is invalid: it must be one of {choices}.")
+            raise InputError(f"{prefix}{name}={getattr(config, name)} is invalid: it must be one of {choices}.")
 
 
 def _leaf_fields(schema: type, prefix: str = "") -> Iterator[tuple[str, type, dataclasses.Field[Any]]]:

@@ -17,6 +17,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from xlpre.common.errors import InputError
 from xlpre.common.safetensors_io import check_finite, write_tensors
 from xlpre.config.loader import config_from_mapping
 from xlpre.conversion import weight_maps
@@ -72,7 +73,7 @@ def weight_map(config: ModelConfig) -> WeightMap:
 
 
 def check_expressible(config: ModelConfig) -> None:
-    """Raise ValueError for a setting that Hugging Face's XLNet cannot represent."""
+    """Raise InputError for a setting that Hugging Face's XLNet cannot represent."""
     weight_maps.check_expressible(
         config, "Hugging Face's XLNet", {"d_head": (Fraction(config.d_model, config.n_head),)}
     )
@@ -143,7 +144,7 @@ def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[ModelConfig, di
         Model config, fp32 native weights, and name of the objective.
 
     Raises:
-        ValueError: an unknown setting, weights that are missing or have a wrong shape, or a file that cannot be read.
+        InputError: an unknown setting, weights that are missing or have a wrong shape, or a file that cannot be read.
     """
     config = _config_from(path / "config.json", settings)
     arrays, origin = read_arrays(path)
@@ -155,20 +156,20 @@ def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[ModelConfig, di
         warnings.warn(f"{origin} has no lm_loss.bias; the bias of the LM head starts at zero", stacklevel=2)
         arrays["lm_loss.bias"] = torch.zeros(config.clusters[-1][1])
     if missing := names - arrays.keys():
-        raise ValueError(
+        raise InputError(
             f"{origin} is invalid: the weight {min(missing)} is missing. Save the model again with transformers."
         )
     check_finite(origin, arrays)
     embedding = arrays["transformer.word_embedding.weight"]
     if not torch.equal(arrays.get("lm_loss.weight", embedding), embedding):
-        raise ValueError(
+        raise InputError(
             f"{origin} is invalid: lm_loss.weight differs from the word embedding, which an XLNet shares with it. "
             "Set tie_word_embeddings to true and save the model again with transformers."
         )
     if heads := sorted({name.partition(".")[0] for name in arrays} - {"transformer", "lm_loss"}):
         warnings.warn(f"{origin}: its task head ({', '.join(heads)}) is ignored", stacklevel=2)
     if unknown := sorted(name for name in arrays if name.startswith("transformer.") and name not in names):
-        raise ValueError(
+        raise InputError(
             f"{origin} is invalid: an XLNet of {config.n_layer} layers has no weight {unknown[0]}. "
             "Correct n_layer in config.json, or save the model again with transformers."
         )
@@ -184,11 +185,11 @@ def _config_from(path: Path, content: Mapping[str, Any]) -> ModelConfig:
     settings = {ALIASES.get(key, key): value for key, value in content.items()}
     activation = settings.get("ff_activation", "gelu")
     if activation not in ("gelu", *TANH_GELU, "relu"):
-        raise ValueError(f"{path}: ff_activation={activation!r} is invalid: it must be gelu_new, gelu or relu.")
+        raise InputError(f"{path}: ff_activation={activation!r} is invalid: it must be gelu_new, gelu or relu.")
     if settings.get("attn_type", "bi") not in list(OBJECTIVE_BY_ATTN_TYPE):  # a list: the value may be unhashable
-        raise ValueError(f"{path}: attn_type={settings['attn_type']!r} is invalid: it must be bi or uni.")
+        raise InputError(f"{path}: attn_type={settings['attn_type']!r} is invalid: it must be bi or uni.")
     if settings.get("same_length") and settings.get("attn_type") == "uni":
-        raise ValueError(
+        raise InputError(
             f"{path}: same_length=true is invalid: xlpre does not read it. Set it to false, and set model.attention_span in xlpre."
         )
     if activation == "gelu":
@@ -213,7 +214,7 @@ def _config_from(path: Path, content: Mapping[str, Any]) -> ModelConfig:
             "init_std": settings.get("initializer_range", 0.02),
         }
     except KeyError as error:
-        raise ValueError(f"{path} is invalid: the key {error} is missing. Give the config.json of an XLNet.") from None
+        raise InputError(f"{path} is invalid: the key {error} is missing. Give the config.json of an XLNet.") from None
     return config_from_mapping(ModelConfig, values, str(path))
 
 
@@ -228,27 +229,27 @@ def read_arrays(path: Path) -> tuple[dict[str, Tensor], Path]:
         if index.exists():
             shards = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
             if outside := [shard for shard in shards if Path(shard).name != shard]:
-                raise ValueError(f"{outside[0]} is outside of the folder")
+                raise InputError(f"{outside[0]} is outside of the folder")
             arrays: dict[str, Tensor] = {}
             for shard in shards:
                 arrays |= safetensors.torch.load_file(path / shard)
             return arrays, index
     except Exception as error:  # noqa: BLE001 - a damaged or hostile file may raise any error inside a library
-        raise ValueError(
+        raise InputError(
             f"{path}: the weights cannot be read ({type(error).__name__}: {str(error).splitlines()[0][:200]}). "
             "Copy the folder again. Nothing was loaded."
         ) from None
     if pickled.exists():
         content = read_torch_file(pickled)
         if not is_state_dict(content):
-            raise ValueError(
+            raise InputError(
                 f"{pickled} is refused: it must hold only tensors by name. Save the model as safetensors. Nothing was loaded."
             )
         return read_tensors(content), pickled
     if (path / f"{pickled.name}.index.json").exists():
-        raise ValueError(
+        raise InputError(
             f"{path} is invalid: sharded {pickled.name} files are not supported. Save the model as safetensors with transformers."
         )
-    raise ValueError(
+    raise InputError(
         f"{path} is invalid: it has neither model.safetensors nor pytorch_model.bin. Copy the whole folder."
     )

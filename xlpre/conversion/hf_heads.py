@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from xlpre.common.errors import InputError
 from xlpre.conversion.weight_maps import WeightEntry, WeightMap, to_external
 from xlpre.model.config import ModelConfig
 
@@ -74,13 +75,13 @@ def head_to_huggingface(
         Settings for config.json, and weights by their names in transformers.
 
     Raises:
-        ValueError: a pooling that transformers does not have.
+        InputError: a pooling that transformers does not have.
     """
     hf_head = HEADS[kind]
     settings: dict[str, Any] = {"architectures": [hf_head.architecture]}
     if hf_head.pools:
         if pooling not in POOLINGS:
-            raise ValueError(
+            raise InputError(
                 f"model.pooling={pooling} is invalid for Hugging Face's XLNet: it must be {' or '.join(POOLINGS)}. "
                 "Fine-tune with one of these to export the model."
             )

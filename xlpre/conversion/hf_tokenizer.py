@@ -33,6 +33,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from xlpre.common.errors import InputError
 from xlpre.text import special_tokens
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.sentencepiece_tokenizer import SentencePieceTokenizer
@@ -59,7 +60,7 @@ def write_tokenizer(
         padding_side: side on which shorter rows of a batch are padded.
 
     Raises:
-        ValueError: the vocabulary is not a unigram model, or treats spaces in a way that `tokenizers` does not support.
+        InputError: the vocabulary is not a unigram model, or treats spaces in a way that `tokenizers` does not support.
     """
     content = json.dumps(_tokenizer_json(tokenizer), ensure_ascii=False, indent=1)
     tokenizer.save(folder / "spiece.model")
@@ -73,17 +74,17 @@ def read_vocabulary(folder: Path) -> bytes:
     """Return the SentencePiece model of a model folder.
 
     Raises:
-        ValueError: there is no spiece.model.
+        InputError: there is no spiece.model.
     """
     try:
         return (folder / "spiece.model").read_bytes()
     except OSError as error:
         if (folder / "tokenizer.json").exists():
-            raise ValueError(
+            raise InputError(
                 f"{folder} is invalid: it has no spiece.model, and its tokenizer.json does not contain a SentencePiece model. "
                 "Put the spiece.model of the original model there."
             ) from None
-        raise ValueError(
+        raise InputError(
             f"{folder}/spiece.model cannot be read ({error.strerror}). Put the vocabulary of this model there."
         ) from None
 
@@ -92,14 +93,14 @@ def read_preprocess(folder: Path) -> Preprocess:
     """Return the preprocessing that tokenizer_config.json describes, for a folder without provenance. The default is `cased`.
 
     Raises:
-        ValueError: tokenizer_config.json cannot be read.
+        InputError: tokenizer_config.json cannot be read.
     """
     path = folder / "tokenizer_config.json"
     try:
         settings = json.loads(path.read_text("utf-8")) if path.exists() else {}
         return "uncased" if settings.get("do_lower_case") else "none" if settings.get("keep_accents") else "cased"
     except (OSError, ValueError, AttributeError) as error:
-        raise ValueError(f"{path} cannot be read: {error}. Copy the file again from the original folder.") from None
+        raise InputError(f"{path} cannot be read: {error}. Copy the file again from the original folder.") from None
 
 
 def _tokenizer_config(preprocess: Preprocess, padding_side: str) -> Json:
@@ -127,7 +128,7 @@ def _tokenizer_json(tokenizer: SentencePieceTokenizer) -> Json:
     spec, trainer = proto.normalizer_spec, proto.trainer_spec
     usual_spaces = spec.add_dummy_prefix and spec.remove_extra_whitespaces and spec.escape_whitespaces
     if trainer.model_type != UNIGRAM or trainer.byte_fallback or trainer.treat_whitespace_as_suffix or not usual_spaces:
-        raise ValueError(
+        raise InputError(
             "the vocabulary is invalid for Hugging Face's tokenizers: it must be a unigram SentencePiece model with add_dummy_prefix, "
             "remove_extra_whitespaces and escape_whitespaces, and without byte_fallback. Train one with pretrain/train_tokenizer.py."
         )

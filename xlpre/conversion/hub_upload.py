@@ -9,6 +9,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled
 from huggingface_hub.utils import validate_repo_id
 
+from xlpre.common.errors import InputError
 from xlpre.conversion.model_folder import CARD_FILE
 
 NEW_REPOSITORY_ADVICE = f"; add `--exclude {CARD_FILE}` if the repository already has a model card"
@@ -18,7 +19,7 @@ def finish_export(source: Path, target: Path, repository: str | None) -> None:
     """Print notes on the model card of the export in `target`, then upload the export if a `repository` is given.
 
     Raises:
-        ValueError: the upload failed; see `upload`.
+        InputError: the upload failed; see `upload`.
     """
     if (source / CARD_FILE).exists():
         print(f"{source / CARD_FILE} was not copied: {target / CARD_FILE} is a new model card")
@@ -28,14 +29,14 @@ def finish_export(source: Path, target: Path, repository: str | None) -> None:
 
 
 def check_repository(name: str) -> None:
-    """Raise ValueError unless `name` has the form OWNER/NAME of a repository of the Hub. The Hub is not contacted."""
+    """Raise InputError unless `name` has the form OWNER/NAME of a repository of the Hub. The Hub is not contacted."""
     try:
         validate_repo_id(name)
         is_valid = name.count("/") == 1
     except HFValidationError:
         is_valid = False
     if not is_valid:
-        raise ValueError(
+        raise InputError(
             f"--push={name} is invalid: it must name a repository of the Hugging Face Hub. Write OWNER/NAME, such as me/my-xlnet."
         )
 
@@ -51,7 +52,7 @@ def upload(folder: Path, repository: str) -> str:
         Sentence about the result, with the address of the repository.
 
     Raises:
-        ValueError: the upload failed. The message has the reason, a remedy, and the command that repeats the upload.
+        InputError: the upload failed. The message has the reason, a remedy, and the command that repeats the upload.
     """
     api, has_card = HfApi(), None
     try:
@@ -66,7 +67,7 @@ def upload(folder: Path, repository: str) -> str:
     except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
         exclude = f" --exclude {CARD_FILE}" if has_card else ""
         advice = NEW_REPOSITORY_ADVICE if has_card is None else ""
-        raise ValueError(
+        raise InputError(
             f"--push {repository} failed: {_explain(error)} The export in {folder} is complete. Upload it with "
             f"`hf upload {repository} {folder} . --private{exclude}`{advice}."
         ) from None

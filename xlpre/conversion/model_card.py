@@ -359,11 +359,10 @@ with torch.no_grad():
     + _TOP,
 }
 NATIVE_USAGE = """\
-from xlpre.conversion.model_folder import load_folder
+import xlpre
 
-folder = load_folder("NAME")
-tokenizer = folder.require_tokenizer("NAME")
-model = folder.model()
+lm = xlpre.load("NAME")
+continuation = lm.generate(["The beginning of a"], max_new_tokens=20)[0].text
 """
 NATIVE_USAGE_WEIGHTS = """\
 from xlpre.conversion.model_folder import load_folder
@@ -371,12 +370,10 @@ from xlpre.conversion.model_folder import load_folder
 model = load_folder("NAME").model()  # reads token ids; the folder has no vocabulary
 """
 NATIVE_USAGE_CLOZE = """\
-from xlpre.conversion.model_folder import load_folder
-from xlpre.inference.cloze import predict_blanks
+import xlpre
 
-folder = load_folder("NAME")
-model, tokenizer = folder.model(), folder.require_tokenizer("NAME")
-predictions = predict_blanks(model, tokenizer, "A text with one ____ word.").predictions[0]
+lm = xlpre.load("NAME")
+predictions = lm.predict_blanks("A text with one ____ word.").predictions[0]
 """
 _OPEN_TASK = """\
 import torch

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xlpre.common.errors import InputError
 from xlpre.common.files import FileEntries, atomic_dir, write_bytes
 from xlpre.common.os_errors import is_out_of_memory
 from xlpre.common.safetensors_io import check_finite
@@ -88,7 +89,7 @@ class ModelFolder:
             provenance: more fields for provenance.json.
 
         Raises:
-            ValueError: an unknown objective, an objective with another number of streams, or a vocabulary of another size.
+            InputError: an unknown objective, an objective with another number of streams, or a vocabulary of another size.
         """
         objective = resolve_objective(objective, model.backbone.two_streams)
         check_vocab_size(tokenizer, model.config.vocab_size)
@@ -112,14 +113,14 @@ class ModelFolder:
         return build_with_weights(self.weights, lambda: LanguageModel(self.config, two_streams=False)).eval().backbone
 
     def require_tokenizer(self, origin: object) -> Tokenizer:
-        """Return the vocabulary. Raise a ValueError that names the folder `origin` if the model has no vocabulary."""
+        """Return the vocabulary. Raise an InputError that names the folder `origin` if the model has no vocabulary."""
         if self.tokenizer is None:
             if self.kind == "tensorflow":
-                raise ValueError(
+                raise InputError(
                     f"{origin} is invalid: it has no spiece.model, which text needs. Put the vocabulary of the model into the folder, or "
                     "into a copy of it."
                 )
-            raise ValueError(
+            raise InputError(
                 f"{origin} is invalid: it was saved without a vocabulary, which text needs. From Python, "
                 "xlpre.inference.context_losses.context_losses takes token ids instead of texts."
             )
@@ -154,7 +155,7 @@ def save_huggingface(path: str | Path, folder: ModelFolder, card: str | None = N
     `AutoModelForMaskedLM` opens permutation and denoising models with `trust_remote_code=True`, see modeling_masked_lm.py.
 
     Raises:
-        ValueError: a setting or a vocabulary that Hugging Face's XLNet cannot represent.
+        InputError: a setting or a vocabulary that Hugging Face's XLNet cannot represent.
     """
     hf.check_expressible(folder.config)
     with export_folder(path, folder, card) as (partial, tokenizer):
@@ -171,7 +172,7 @@ def save_tensorflow(path: str | Path, folder: ModelFolder, card: str | None = No
     """Write a folder in the layout of the original TensorFlow release atomically, with a model card.
 
     Raises:
-        ValueError: a setting or a vocabulary that the original cannot represent.
+        InputError: a setting or a vocabulary that the original cannot represent.
     """
     tf.check_expressible(folder.config)
     with export_folder(path, folder, card) as (partial, tokenizer):
@@ -191,11 +192,11 @@ def export_folder(
         Folder to write the files of the format into, and the vocabulary.
 
     Raises:
-        ValueError: the vocabulary is a table.
+        InputError: the vocabulary is a table.
     """
     tokenizer = folder.require_tokenizer("the source folder")
     if not isinstance(tokenizer, SentencePieceTokenizer):
-        raise ValueError(
+        raise InputError(
             f"a model with a vocabulary of {tokenizer.kind} is invalid for this format: XLNet has SentencePiece vocabularies only. Export "
             "it as a model folder of xlpre, without --hf and --tf."
         )
@@ -221,7 +222,7 @@ def resolve_model_dir(path: str | Path) -> Path:
         path: folder of a pretraining run, of a fine-tuning run, or of a model.
 
     Raises:
-        ValueError: the run has not saved a model yet.
+        InputError: the run has not saved a model yet.
     """
     path = Path(path)
     if (path / "config.json").exists() or tf.is_release(path):
@@ -229,7 +230,7 @@ def resolve_model_dir(path: str | Path) -> Path:
     if (path / "model").is_dir():
         return path / "model"
     if (path / "config.yaml").exists():
-        raise ValueError(
+        raise InputError(
             f"{path} is invalid: the run has not saved a model yet. Wait for it, or start it again if it was stopped."
         )
     return path
@@ -243,7 +244,7 @@ def load_folder(path: str | Path, allow_nonfinite: bool = False) -> ModelFolder:
         allow_nonfinite: accept NaN and infinity in the weights of a native folder.
 
     Raises:
-        ValueError: the folder is in another format; a file is missing or damaged; weights are not finite or have a wrong
+        InputError: the folder is in another format; a file is missing or damaged; weights are not finite or have a wrong
             shape; or the vocabulary is not the one that the model was saved with.
     """
     path = resolve_model_dir(path)
@@ -256,7 +257,7 @@ def load_folder(path: str | Path, allow_nonfinite: bool = False) -> ModelFolder:
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
-        raise ValueError(
+        raise InputError(
             f"{path} is invalid: its files do not fit together ({type(error).__name__}: {str(error).splitlines()[0]}). "
             "Copy the whole folder again. Nothing was loaded."
         ) from error
@@ -266,8 +267,8 @@ def load_init_from(path: str) -> ModelFolder:
     """Read the folder in the setting `init_from`; error messages name the setting."""
     try:
         return load_folder(path)
-    except ValueError as error:
-        raise ValueError(f"init_from: {error}") from None
+    except InputError as error:
+        raise InputError(f"init_from: {error}") from None
 
 
 def _read(path: Path) -> ModelFolder:
@@ -283,7 +284,7 @@ def _read(path: Path) -> ModelFolder:
         return _read_huggingface(path, settings)
     if settings.get("model_type") == transformer_xl.MODEL_TYPE:
         return _transformer_xl_folder(*transformer_xl.read_folder(path, settings))
-    raise ValueError(
+    raise InputError(
         f"{path}/config.json is invalid: it must hold format {native_format.FORMAT!r}, or model_type 'xlnet' or "
         f"{transformer_xl.MODEL_TYPE!r}. Give {READABLE}."
     )
@@ -293,7 +294,7 @@ def _read_native(path: Path, settings: dict[str, Any]) -> ModelFolder:
     config, weights, objective = native_format.read_model(path, settings)
     provenance = read_provenance(path)
     if provenance is None:
-        raise ValueError(f"{path} is invalid: {PROVENANCE_FILE} is missing. Copy the whole folder.")
+        raise InputError(f"{path} is invalid: {PROVENANCE_FILE} is missing. Copy the whole folder.")
     has_vocabulary = provenance["vocabulary_sha256"] is not None
     tokenizer = _read_tokenizer(path, provenance, provenance["preprocess"]) if has_vocabulary else None
     return ModelFolder(config, weights, tokenizer, objective, provenance, "xlpre")
@@ -335,7 +336,7 @@ def _read_tokenizer(path: Path, provenance: Mapping[str, Any], preprocess: Prepr
     table = path / TableTokenizer.file_name
     if provenance.get("vocabulary_kind", SentencePieceTokenizer.kind) != SentencePieceTokenizer.kind:
         if not table.exists():
-            raise ValueError(f"{table} does not exist. Copy the whole folder again.")
+            raise InputError(f"{table} does not exist. Copy the whole folder again.")
         tokenizer: Tokenizer = load_tokenizer(table, preprocess)
     else:
         tokenizer = SentencePieceTokenizer(
@@ -347,9 +348,9 @@ def _read_tokenizer(path: Path, provenance: Mapping[str, Any], preprocess: Prepr
 
 
 def _check_consistent(path: Path, folder: ModelFolder) -> None:
-    """Raise ValueError unless objective, weights, vocabulary and config agree."""
+    """Raise InputError unless objective, weights, vocabulary and config agree."""
     if folder.objective not in OBJECTIVES:
-        raise ValueError(
+        raise InputError(
             f"{path}: objective={folder.objective!r} is invalid: it must be one of {', '.join(OBJECTIVES)}. "
             "Copy the whole folder again."
         )
@@ -357,10 +358,10 @@ def _check_consistent(path: Path, folder: ModelFolder) -> None:
     if differing := expected.keys() ^ folder.weights.keys():
         name = min(differing)
         problem = "is missing from the weights" if name in expected else "is not in the model that the config describes"
-        raise ValueError(f"{path} is invalid: {name} {problem}. Copy the whole folder again.")
+        raise InputError(f"{path} is invalid: {name} {problem}. Copy the whole folder again.")
     for name, parameter in expected.items():
         if parameter.shape != folder.weights[name].shape:
-            raise ValueError(
+            raise InputError(
                 f"{path} is invalid: {name} has the shape {tuple(folder.weights[name].shape)}, but the config requires "
                 f"{tuple(parameter.shape)}. Copy the whole folder again."
             )
@@ -368,7 +369,7 @@ def _check_consistent(path: Path, folder: ModelFolder) -> None:
         file_name = folder.tokenizer.file_name
         n_pieces, n_rows = len(folder.tokenizer), folder.config.clusters[-1][1]
         resize = f"; or, if tokens were added to the model, remove them with resize_token_embeddings({n_pieces})"
-        raise ValueError(
+        raise InputError(
             f"{path} is invalid: {file_name} has {n_pieces} pieces, but the model was built for {n_rows}. Put its {file_name} there"
             f"{resize if n_rows > n_pieces else ''}."
         )

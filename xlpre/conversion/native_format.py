@@ -12,6 +12,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
+from xlpre.common.errors import InputError
 from xlpre.common.files import FileEntries, compute_crc32c, write_bytes
 from xlpre.common.safetensors_io import write_tensors
 from xlpre.config.loader import config_from_mapping
@@ -49,24 +50,24 @@ def read_settings(path: Path, readable: str) -> dict[str, Any]:
         readable: names the kinds of folder that can be read, for the error message.
 
     Raises:
-        ValueError: the folder or the file is missing, or the file is not a JSON object.
+        InputError: the folder or the file is missing, or the file is not a JSON object.
     """
     file = path / "config.json"
     if not path.is_dir():
         problem = "there is no such folder" if not path.exists() else "it is not a folder"
-        raise ValueError(
+        raise InputError(
             f"{path} is invalid: {problem}. Give {readable}, on this machine; download a model of the Hugging Face Hub first."
         )
     if not file.exists():
         run = next((parent for parent in path.parents if (parent / "model" / "config.json").exists()), None)
         remedy = f"Did you mean {run}?" if run else f"Give {readable}."
-        raise ValueError(f"{path} is invalid: it is not a model folder. {remedy}")
+        raise InputError(f"{path} is invalid: it is not a model folder. {remedy}")
     try:
         settings = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{file} cannot be read: {error}. Copy the file again from the original folder.") from None
+        raise InputError(f"{file} cannot be read: {error}. Copy the file again from the original folder.") from None
     if not isinstance(settings, dict):
-        raise ValueError(
+        raise InputError(
             f"{file} is invalid: it must hold an object, not a {type(settings).__name__}. "
             "Copy the file again from the original folder."
         )
@@ -84,14 +85,14 @@ def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[ModelConfig, di
         Model config, fp32 weights by parameter name, and name of the objective.
 
     Raises:
-        ValueError: an older format, an unknown setting, a file that cannot be read, or weights that do not match their checksum.
+        InputError: an older format, an unknown setting, a file that cannot be read, or weights that do not match their checksum.
     """
     file, config_file = path / "model.safetensors", path / "config.json"
     if settings.get("format_version", 1) != FORMAT_VERSION:
-        raise ValueError(older_format(path))
+        raise InputError(older_format(path))
     model, objective = settings.get("model"), settings.get("objective")
     if not isinstance(model, dict) or not isinstance(objective, str):
-        raise ValueError(
+        raise InputError(
             f"{config_file} is invalid: it must hold `model`, an object, and `objective`, a name. "
             "Copy the file again from the original folder."
         )
@@ -100,15 +101,15 @@ def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[ModelConfig, di
         check_checksum(file, settings.get(CHECKSUM), config_file, CHECKSUM)
         return config, safetensors.torch.load_file(file), objective
     except (OSError, safetensors.SafetensorError) as error:
-        raise ValueError(
+        raise InputError(
             f"{file} cannot be read: {str(error).splitlines()[0]}. Copy the file again from the original folder."
         ) from None
 
 
 def check_checksum(file: Path, expected: int | None, config_file: Path, key: str) -> None:
-    """Raise ValueError if `file` does not have the checksum `expected`, read from `key` of `config_file`. None is not checked."""
+    """Raise InputError if `file` does not have the checksum `expected`, read from `key` of `config_file`. None is not checked."""
     if expected is not None and compute_crc32c(file) != expected:
-        raise ValueError(
+        raise InputError(
             f"{file} is damaged: its checksum differs from {key} in {config_file}. Copy the file again from the original folder; or, if "
             f"you changed the weights on purpose, remove {key} from {config_file.name}."
         )

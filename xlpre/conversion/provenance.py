@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
+from xlpre.common.errors import InputError
 from xlpre.common.files import FileEntry, write_bytes
 from xlpre.text import special_tokens
 from xlpre.text.preprocess import Preprocess
@@ -54,19 +55,19 @@ def read_provenance(path: Path) -> dict[str, Any] | None:
     """Return the fields of provenance.json in the folder `path`, or None if there is no such file.
 
     Raises:
-        ValueError: the file is not readable, lacks a required field, or is of an older format.
+        InputError: the file is not readable, lacks a required field, or is of an older format.
     """
     file = path / PROVENANCE_FILE
     if not file.exists() and (path / FORMER_FILE).exists():
-        raise ValueError(older_format(path))
+        raise InputError(older_format(path))
     try:
         content = json.loads(file.read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):  # a model may be a single file, such as model.pt
         return None
     except (OSError, ValueError) as error:
-        raise ValueError(f"{file} cannot be read: {error}. Copy the file again from the original folder.") from None
+        raise InputError(f"{file} cannot be read: {error}. Copy the file again from the original folder.") from None
     if not _is_valid(content):
-        raise ValueError(
+        raise InputError(
             f"{file} is invalid: it must be an object with vocabulary_sha256 and preprocess ({', '.join(get_args(Preprocess))}). "
             "Copy the file again from the original folder."
         )
@@ -90,9 +91,9 @@ def older_format(path: Path) -> str:
 
 
 def check_vocabulary(path: Path, provenance: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-    """Raise ValueError unless `tokenizer` is the vocabulary that the folder `path` was saved with."""
+    """Raise InputError unless `tokenizer` is the vocabulary that the folder `path` was saved with."""
     if tokenizer.sha256 != provenance["vocabulary_sha256"]:
-        raise ValueError(
+        raise InputError(
             f"{path}/{tokenizer.file_name} (sha256 {tokenizer.sha256[:12]}) is invalid: the model was saved with another vocabulary "
             f"(sha256 {provenance['vocabulary_sha256'][:12]}). Put the original {tokenizer.file_name} back."
         )

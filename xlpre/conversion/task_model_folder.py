@@ -19,6 +19,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
+from xlpre.common.errors import InputError
 from xlpre.common.files import FileEntries, atomic_dir, write_bytes
 from xlpre.common.safetensors_io import check_finite, write_tensors
 from xlpre.conversion import hf, hf_heads
@@ -102,24 +103,24 @@ def load_task_model(path: str | Path) -> TaskModelFolder:
     """Read the folder of a fine-tuned model, or of a fine-tuning run.
 
     Raises:
-        ValueError: the folder does not hold a fine-tuned model, is damaged, or is refused by `load_folder`.
+        InputError: the folder does not hold a fine-tuned model, is damaged, or is refused by `load_folder`.
     """
     path = resolve_model_dir(path)
     folder = load_folder(path)
     if not (path / TASK).exists():
-        raise ValueError(
+        raise InputError(
             f"{path} is invalid: it has no {TASK}, so the model was not fine-tuned. Run finetune/run.py first."
         )
     try:
         task = json.loads((path / TASK).read_text("utf-8"))
         if not isinstance(task, dict) or not isinstance(task.get("data"), dict):
-            raise ValueError(f"{TASK} must hold an object with an object `data`")
+            raise InputError(f"{TASK} must hold an object with an object `data`")
         if missing := {"task", "pooling", "labels"} - {*task}:
-            raise ValueError(f"{TASK} lacks {', '.join(sorted(missing))}")
+            raise InputError(f"{TASK} lacks {', '.join(sorted(missing))}")
         expected = task.pop(CHECKSUM, None)
         head = safetensors.torch.load_file(path / HEAD)
     except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise ValueError(
+        raise InputError(
             f"{path}: {HEAD} or {TASK} cannot be read: {str(error).splitlines()[0]}. Copy the whole folder again."
         ) from None
     check_checksum(path / HEAD, expected, path / TASK, CHECKSUM)
@@ -148,7 +149,7 @@ def save_huggingface_task_model(
         card: text of the model card.
 
     Raises:
-        ValueError: a setting or a vocabulary that Hugging Face's XLNet cannot represent.
+        InputError: a setting or a vocabulary that Hugging Face's XLNet cannot represent.
     """
     folder = model.folder
     hf.check_expressible(folder.config)

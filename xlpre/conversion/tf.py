@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from xlpre.common.errors import InputError
 from xlpre.config.loader import config_from_mapping
 from xlpre.conversion import weight_maps
 from xlpre.conversion.tf_checkpoint import read_checkpoint, write_checkpoint
@@ -94,7 +95,7 @@ def from_arrays(config: ModelConfig, arrays: Mapping[str, np.ndarray]) -> dict[s
 
 
 def check_expressible(config: ModelConfig) -> None:
-    """Raise ValueError for a setting that the original implementation cannot represent."""
+    """Raise InputError for a setting that the original implementation cannot represent."""
     allowed = {"norm_eps": (NORM_EPS,), "relative_segments": (True, False)}
     weight_maps.check_expressible(config, "the original's TensorFlow code", allowed)
 
@@ -119,7 +120,7 @@ def read_model(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
         Model config and fp32 native weights.
 
     Raises:
-        ValueError: a file is missing, truncated or damaged; a setting is unknown; or a variable is missing.
+        InputError: a file is missing, truncated or damaged; a setting is unknown; or a variable is missing.
     """
     config = _read_config(path / CONFIG_FILE)
     index = f"{path / CHECKPOINT}.index"
@@ -129,10 +130,10 @@ def read_model(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
         config = dataclasses.replace(config, relative_segments=False)
     table = weight_map(config)
     if missing := {entry.external for entry in table} - arrays.keys():
-        raise ValueError(f"{index} is invalid: the variable {min(missing)} is missing. Download the release again.")
+        raise InputError(f"{index} is invalid: the variable {min(missing)} is missing. Download the release again.")
     for entry in table:
         if entry.row is not None and (n_rows := len(arrays[entry.external])) != config.n_layer:
-            raise ValueError(
+            raise InputError(
                 f"{index} is invalid: {entry.external} has {n_rows} rows, one per layer, but {CONFIG_FILE} has n_layer={config.n_layer}. "
                 "Put the config of this checkpoint there."
             )
@@ -144,11 +145,11 @@ def _read_config(path: Path) -> ModelConfig:
         content = json.loads(path.read_text("utf-8"))
         settings = {native: content[key] for key, native in CONFIG_KEYS.items()}
     except (OSError, ValueError, TypeError) as error:
-        raise ValueError(f"{path} cannot be read: {error}. Download the release again.") from None
+        raise InputError(f"{path} cannot be read: {error}. Download the release again.") from None
     except KeyError as error:
-        raise ValueError(
+        raise InputError(
             f"{path} is invalid: the key {error} is missing. Give the {CONFIG_FILE} of a release."
         ) from None
     if settings["feed_forward"] not in ("gelu", "relu"):
-        raise ValueError(f"{path}: ff_activation={settings['feed_forward']!r} is invalid: it must be gelu or relu.")
+        raise InputError(f"{path}: ff_activation={settings['feed_forward']!r} is invalid: it must be gelu or relu.")
     return config_from_mapping(ModelConfig, settings, str(path))

@@ -15,6 +15,7 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
+from xlpre.common.errors import InputError
 from xlpre.common.files import atomic_write
 from xlpre.common.messages import counted
 
@@ -40,7 +41,7 @@ def read_checkpoint(prefix: str | Path, select: Callable[[str], bool] = lambda n
         Tensors by name, in the order of their names. bfloat16 becomes float32, which is exact.
 
     Raises:
-        ValueError: a file is missing, damaged or truncated; the checkpoint is big-endian or its index compressed; or a selected
+        InputError: a file is missing, damaged or truncated; the checkpoint is big-endian or its index compressed; or a selected
             tensor is partitioned or has a type that is not in `DTYPES`.
     """
     index = Path(f"{prefix}.index")
@@ -50,7 +51,7 @@ def read_checkpoint(prefix: str | Path, select: Callable[[str], bool] = lambda n
         try:
             entry, shape = _parse_entry(messages[name], n_shards)
         except ValueError as error:
-            raise ValueError(f"{index}: {name} {error}") from None
+            raise InputError(f"{index}: {name} {error}") from None
         path = Path(f"{prefix}.data-{entry[SHARD]:05d}-of-{n_shards:05d}")
         if path not in shards:
             shards[path] = _mmap(
@@ -59,7 +60,7 @@ def read_checkpoint(prefix: str | Path, select: Callable[[str], bool] = lambda n
         try:
             tensors[name] = _read_tensor(shards[path], entry).reshape(shape)
         except (ValueError, OverflowError) as error:  # also from reshape: 65 dimensions, sizes beyond 64 bits
-            raise ValueError(f"{path} is damaged: {name}: {error}. Download the file again.") from None
+            raise InputError(f"{path} is damaged: {name}: {error}. Download the file again.") from None
     return tensors
 
 
@@ -71,16 +72,16 @@ def write_checkpoint(prefix: str | Path, tensors: Mapping[str, np.ndarray]) -> N
         tensors: tensors by name, of any shape and of the types in `DTYPES` except bfloat16.
 
     Raises:
-        ValueError: a tensor of another type, or an invalid name.
+        InputError: a tensor of another type, or an invalid name.
     """
     for name, tensor in tensors.items():
         # the empty key is that of the header; keys of parts of variables begin with NUL
         if not name or name[0] == "\0":
-            raise ValueError(
+            raise InputError(
                 f"{prefix}: the tensor name {name!r} is invalid: it must begin with a character other than NUL. Rename the tensor."
             )
         if tensor.dtype.newbyteorder("<") not in DTYPE_NUMBERS:
-            raise ValueError(
+            raise InputError(
                 f"{prefix}: {name} is invalid: tensors of the type {tensor.dtype} cannot be written. Convert it to float32."
             )
     entries = [(b"", _encode_field(1, 1) + _encode_field(3, _encode_field(1, 1)))]  # num_shards, version.producer
@@ -108,14 +109,14 @@ def _parse_entry(message: bytes, n_shards: int) -> tuple[dict[int, int], tuple[i
             for dim in _parse_fields(part)[1].get(2, [])
         )
     except ValueError as error:
-        raise ValueError(f"has a damaged entry: {error}. Download the file again.") from None
+        raise InputError(f"has a damaged entry: {error}. Download the file again.") from None
     entry = {field: numbers.get(field, 0) for field in (DTYPE, SHARD, OFFSET, SIZE, CRC)}
     if SLICES in parts:
-        raise ValueError("is a partitioned variable, which is not supported. Save it without a partitioner.")
+        raise InputError("is a partitioned variable, which is not supported. Save it without a partitioner.")
     if entry[DTYPE] not in DTYPES:
-        raise ValueError(f"has TensorFlow's data type {entry[DTYPE]}, which is not supported. Save it as float32.")
+        raise InputError(f"has TensorFlow's data type {entry[DTYPE]}, which is not supported. Save it as float32.")
     if math.prod(shape) * np.dtype(DTYPES[entry[DTYPE]]).itemsize != entry[SIZE] or entry[SHARD] >= n_shards:
-        raise ValueError(
+        raise InputError(
             f"of shape {shape} has a damaged entry: {entry[SIZE]} bytes in data file {entry[SHARD]} (counted from 0) of {n_shards}. "
             "Download the file again."
         )
@@ -126,14 +127,14 @@ def _read_tensor(data: mmap.mmap | bytes, entry: dict[int, int]) -> np.ndarray:
     """Return the values of a tensor from its data file, flat."""
     begin, end = entry[OFFSET], entry[OFFSET] + entry[SIZE]
     if end > len(data):
-        raise ValueError(f"it should end at byte {end}, but the file ends at byte {len(data)}")
+        raise InputError(f"it should end at byte {end}, but the file ends at byte {len(data)}")
     raw, crc = np.empty(entry[SIZE], np.uint8), 0
     for start in range(begin, end, CHUNK_BYTES):
         chunk = data[start : min(start + CHUNK_BYTES, end)]  # bytes: google_crc32c does not accept a memoryview
         crc = google_crc32c.extend(crc, chunk)
         raw[start - begin : start - begin + len(chunk)] = np.frombuffer(chunk, np.uint8)
     if int.from_bytes(_mask_crc(crc), "little") != entry[CRC]:
-        raise ValueError("it does not match its checksum")
+        raise InputError("it does not match its checksum")
     values = raw.view(DTYPES[entry[DTYPE]])
     return (values.astype("<u4") << 16).view("<f4") if entry[DTYPE] == BFLOAT16 else values
 
@@ -142,7 +143,7 @@ def _read_index(path: Path) -> tuple[int, dict[str, bytes]]:
     """Return the number of data files, and the BundleEntryProto of each tensor by name."""
     table = _mmap(path, "Give the path of a TensorFlow checkpoint (V2) without .index.")
     if len(table) < FOOTER_BYTES or table[-8:] != MAGIC:
-        raise ValueError(f"{path} is truncated, or not the index of a TensorFlow checkpoint. Download the file again.")
+        raise InputError(f"{path} is truncated, or not the index of a TensorFlow checkpoint. Download the file again.")
     try:
         footer = _Cursor(table[-FOOTER_BYTES:])
         _read_block(table, footer)  # the metaindex, which is empty in a checkpoint
@@ -153,13 +154,13 @@ def _read_index(path: Path) -> tuple[int, dict[str, bytes]]:
         # a key that begins with NUL names a part of a variable
         names = {key.decode(): message for key, message in messages.items() if key[0]}
     except ValueError as error:
-        raise ValueError(
+        raise InputError(
             f"{path} is damaged: {error}. Download the file again, or save it again with TensorFlow."
         ) from None
     if 1 not in header:
-        raise ValueError(f"{path} is invalid: it has no header of a TensorFlow checkpoint. Check the path.")
+        raise InputError(f"{path} is invalid: it has no header of a TensorFlow checkpoint. Check the path.")
     if header.get(2, 0):
-        raise ValueError(
+        raise InputError(
             f"{path} is invalid: big-endian checkpoints are not supported. Save it again on a little-endian machine."
         )
     return header[1], names
@@ -170,9 +171,9 @@ def _read_block(table: mmap.mmap | bytes, handle: _Cursor) -> bytes:
     offset, size = handle.varint(), handle.varint()
     block = _Cursor(table, offset).take(size + 5)
     if _mask_crc(google_crc32c.value(block[:-4])) != block[-4:]:
-        raise ValueError(f"the block at byte {offset} does not match its checksum")
+        raise InputError(f"the block at byte {offset} does not match its checksum")
     if block[-5]:
-        raise ValueError(f"the block at byte {offset} is compressed (type {block[-5]}), which is not supported")
+        raise InputError(f"the block at byte {offset} is compressed (type {block[-5]}), which is not supported")
     return block[:-5]
 
 
@@ -200,7 +201,7 @@ def _parse_fields(message: bytes) -> tuple[dict[int, int], dict[int, list[bytes]
         elif wire in (1, 5):
             numbers[field] = int.from_bytes(cursor.take(8 if wire == 1 else 4), "little")
         else:
-            raise ValueError(f"field {field} has the unknown wire type {wire}")
+            raise InputError(f"field {field} has the unknown wire type {wire}")
     return numbers, parts
 
 
@@ -214,7 +215,7 @@ class _Cursor:
         """Return the next `size` bytes."""
         self.offset += size
         if self.offset > len(self.data):
-            raise ValueError(f"its parts extend to byte {self.offset}, but it has {len(self.data)} bytes")
+            raise InputError(f"its parts extend to byte {self.offset}, but it has {len(self.data)} bytes")
         return self.data[self.offset - size : self.offset]
 
     def varint(self) -> int:
@@ -225,7 +226,7 @@ class _Cursor:
             value |= (byte & 0x7F) << 7 * i
             if byte < 0x80:
                 return value
-        raise ValueError("a number is longer than 64 bits")
+        raise InputError("a number is longer than 64 bits")
 
 
 def _build_table(entries: Sequence[tuple[bytes, bytes]]) -> bytes:
@@ -269,4 +270,4 @@ def _mmap(path: Path, remedy: str) -> mmap.mmap | bytes:
         with open(path, "rb") as file:  # an empty file cannot be mapped
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if file.read(1) else b""
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}. {remedy}") from None
+        raise InputError(f"{path} cannot be read: {error.strerror}. {remedy}") from None

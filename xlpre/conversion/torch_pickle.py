@@ -29,6 +29,8 @@ from typing import Any, BinaryIO, TypeGuard, cast
 import torch
 from torch import Tensor
 
+from xlpre.common.errors import InputError
+
 MAX_INSTRUCTIONS = 1_000_000  # a Transformer-XL of 3 layers has 7,400
 MAX_PICKLE_BYTES = 64 << 20  # includes the source text of classes, which torch stores
 MAX_STORAGES = 100_000
@@ -135,7 +137,7 @@ class StoredTensor:
         """Read the tensor from the file: contiguous, with its own memory.
 
         Raises:
-            ValueError: the file has changed since it was opened.
+            InputError: the file has changed since it was opened.
         """
         itemsize = self.storage.dtype.itemsize
         if 0 in self.shape:
@@ -144,7 +146,7 @@ class StoredTensor:
         with open(self.storage.file, "rb") as file:
             file.seek(self.storage.offset + self.offset * itemsize)
             if file.readinto(content) != len(content):
-                raise ValueError(f"{self.storage.file} cannot be read: it has changed. Copy the file again.")
+                raise InputError(f"{self.storage.file} cannot be read: it has changed. Copy the file again.")
         flat = torch.frombuffer(content, dtype=self.storage.dtype)
         return flat.as_strided(self.shape, self.stride).contiguous()
 
@@ -168,19 +170,19 @@ def read_torch_file(path: str | Path) -> Any:
         `StoredTensor`.
 
     Raises:
-        ValueError: the file cannot be read, is damaged, or holds anything else.
+        InputError: the file cannot be read, is damaged, or holds anything else.
     """
     path = Path(path)
     try:
         with open(path, "rb") as file:
             if (read := _format_of(file)) is None:
-                raise ValueError("it is in neither of the two formats of torch.save")
+                raise InputError("it is in neither of the two formats of torch.save")
             return read(path, file)
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}. Give a file that torch.save wrote.") from None
+        raise InputError(f"{path} cannot be read: {error.strerror}. Give a file that torch.save wrote.") from None
     except (ValueError, struct.error, OverflowError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         reason = _shorten(str(error), 200)
-        raise ValueError(
+        raise InputError(
             f"{path} is refused: {reason}. Give a file that torch.save wrote and that holds only tensors, modules and plain "
             "values. Nothing was loaded or executed."
         ) from None
@@ -215,7 +217,7 @@ def named_tensors(module: Instance, origin: Path) -> dict[str, StoredTensor]:
         origin: its file, for error messages.
 
     Raises:
-        ValueError: a value is not an instance of a module, or a module occurs twice in it.
+        InputError: a value is not an instance of a module, or a module occurs twice in it.
     """
     tensors: dict[str, StoredTensor] = {}
     seen = set[int]()
@@ -226,14 +228,14 @@ def named_tensors(module: Instance, origin: Path) -> dict[str, StoredTensor]:
         objects = {id(module), *map(id, parts)}
         if not all(isinstance(part, dict) for part in parts) or depth > MAX_DEPTH or len(objects) < 4 or objects & seen:
             part = _shorten(prefix) or "the saved object"
-            raise ValueError(
+            raise InputError(
                 f"{origin} is refused: {part} is not a module, or is part of a module twice. Nothing was loaded."
             )
         seen.update(objects)
         parameters, buffers, modules = (cast(dict[Any, Any], part) for part in parts)
         for name, value in (parameters | buffers | modules).items():
             if not _is_name(name) or not _is_name(prefix + name) or len(tensors) > MAX_TENSORS:
-                raise ValueError(
+                raise InputError(
                     f"{origin} is refused: its weights have too many or too long names. Nothing was loaded."
                 )
             if isinstance(value, StoredTensor):
@@ -249,14 +251,14 @@ def read_tensors(tensors: Mapping[str, StoredTensor]) -> dict[str, Tensor]:
     """Read tensors from their file. Names of the same elements get the same tensor.
 
     Raises:
-        ValueError: tensors overlap or interleave, so that together they would take more memory or time than the file itself.
+        InputError: tensors overlap or interleave, so that together they would take more memory or time than the file itself.
     """
     distinct = {tensor.place: tensor for tensor in tensors.values()}
     available = {tensor.storage.key: tensor.storage.size for tensor in distinct.values()}
     for tensor in distinct.values():
         available[tensor.storage.key] -= tensor.reach
         if available[tensor.storage.key] < 0:
-            raise ValueError(
+            raise InputError(
                 f"{tensor.storage.file} is refused: its tensors overlap or interleave. Save copies of them."
             )
     read = {place: tensor.read() for place, tensor in distinct.items()}
@@ -268,28 +270,28 @@ def _read_legacy(path: Path, file: BinaryIO) -> Any:
     magic = _Machine(_LimitedReader(file), _no_persistent_id).run()
     protocol = _Machine(_LimitedReader(file), _no_persistent_id).run()
     if magic != int.from_bytes(MAGIC, "little") or protocol != PROTOCOL:
-        raise ValueError("its legacy format has an unknown protocol version")
+        raise InputError("its legacy format has an unknown protocol version")
     system = _Machine(_LimitedReader(file), _no_persistent_id).run()
     if not isinstance(system, dict) or system.get("little_endian") is not True:
-        raise ValueError("it was not saved on a little-endian machine")
+        raise InputError("it was not saved on a little-endian machine")
     content = _Machine(_LimitedReader(file), _PersistentIds(path, storages)).run()
     keys = _Machine(_LimitedReader(file), _no_persistent_id).run()
     if not isinstance(keys, list) or len(keys) > MAX_STORAGES:
-        raise ValueError("its list of storages is damaged")
+        raise InputError("its list of storages is damaged")
     end = path.stat().st_size
     for key in keys:
         if not isinstance(key, str) or key not in storages or storages[key].offset >= 0:
-            raise ValueError("its list of storages does not fit its tensors")
+            raise InputError("its list of storages does not fit its tensors")
         storage = storages[key]
         header = file.read(8)
         if len(header) < 8 or int.from_bytes(header, "little", signed=True) != storage.size:
-            raise ValueError(f"storage {_shorten(key)} does not have the size that its tensors state")
+            raise InputError(f"storage {_shorten(key)} does not have the size that its tensors state")
         storage.offset = file.tell()
         if storage.n_bytes > end - storage.offset:
-            raise ValueError("it ends within a storage")
+            raise InputError("it ends within a storage")
         file.seek(storage.offset + storage.n_bytes)
     if any(storage.offset < 0 for storage in storages.values()):
-        raise ValueError("a storage of its tensors is missing")
+        raise InputError("a storage of its tensors is missing")
     return content
 
 
@@ -297,34 +299,34 @@ def _read_zip(path: Path, file: BinaryIO) -> Any:
     with zipfile.ZipFile(file) as archive:
         entries = {info.filename: info for info in archive.infolist()}
         if len(entries) > MAX_STORAGES:
-            raise ValueError("it has too many entries")
+            raise InputError("it has too many entries")
         names = [name for name in entries if name.count("/") == 1 and name.endswith("/data.pkl")]
         if len(names) != 1:
-            raise ValueError("its archive does not hold one data.pkl")
+            raise InputError("its archive does not hold one data.pkl")
         root = names[0].removesuffix("data.pkl")
         if f"{root}constants.pkl" in entries:
-            raise ValueError("it is a TorchScript archive, which holds code")
+            raise InputError("it is a TorchScript archive, which holds code")
         if any(info.compress_type != zipfile.ZIP_STORED for info in entries.values()):
-            raise ValueError("an entry of its archive is compressed, which torch.save does not do")
+            raise InputError("an entry of its archive is compressed, which torch.save does not do")
         if f"{root}byteorder" in entries:
             with archive.open(f"{root}byteorder") as entry:
                 if entry.read(16) != b"little":
-                    raise ValueError("it was not saved on a little-endian machine")
+                    raise InputError("it was not saved on a little-endian machine")
         storages: dict[str, Storage] = {}
         with archive.open(names[0]) as entry:
             content = _Machine(_LimitedReader(entry), _PersistentIds(path, storages)).run()  # type: ignore[arg-type]
         if sum(storage.n_bytes for storage in storages.values()) > path.stat().st_size:
-            raise ValueError("its storages overlap")
+            raise InputError("its storages overlap")
         for key, storage in storages.items():
             info = entries.get(f"{root}data/{key}")
             if info is None or info.file_size != storage.n_bytes:
-                raise ValueError(f"storage {_shorten(key)} does not have the size that its tensors state")
+                raise InputError(f"storage {_shorten(key)} does not have the size that its tensors state")
             with archive.open(info) as entry:
                 n_read = sum(
                     len(chunk) for chunk in iter(partial(entry.read, CHUNK_BYTES), b"")
                 )  # verifies the checksum
             if n_read != storage.n_bytes:
-                raise ValueError("it ends within a storage")
+                raise InputError("it ends within a storage")
             storage.offset = _start_of_entry(file, info)
     return content
 
@@ -334,7 +336,7 @@ def _start_of_entry(file: BinaryIO, info: zipfile.ZipInfo) -> int:
     file.seek(info.header_offset)
     header = file.read(30)
     if len(header) < 30 or header[:4] != ZIP_MAGIC:
-        raise ValueError("the archive is damaged")
+        raise InputError("the archive is damaged")
     name_bytes, extra_bytes = struct.unpack("<HH", header[26:30])
     return int(info.header_offset) + 30 + name_bytes + extra_bytes
 
@@ -349,10 +351,10 @@ class _LimitedReader:
         """Return the next `size` bytes."""
         self._left -= size
         if self._left < 0:
-            raise ValueError(f"its pickle is longer than {MAX_PICKLE_BYTES} bytes")
+            raise InputError(f"its pickle is longer than {MAX_PICKLE_BYTES} bytes")
         content = self._file.read(size)
         if len(content) < size:
-            raise ValueError("it ends within its pickle")
+            raise InputError("it ends within its pickle")
         return content
 
     def integer(self, size: int, signed: bool = False) -> int:
@@ -365,12 +367,12 @@ class _LimitedReader:
         while (byte := self.take(1)) != b"\n":
             content += byte
             if len(content) > MAX_NAME_BYTES:
-                raise ValueError("its pickle has a name that is too long")
+                raise InputError("its pickle has a name that is too long")
         return content.decode()
 
 
 def _no_persistent_id(value: Any) -> Any:
-    raise ValueError("a part of it that has no tensors refers to a storage")
+    raise InputError("a part of it that has no tensors refers to a storage")
 
 
 class _PersistentIds:
@@ -390,76 +392,76 @@ class _PersistentIds:
             return value[1]  # followed by the name of a source file and its text, which are ignored
         if kind == "storage" and len(value) in (5, 6):
             return self._storage(*value[1:5], *value[5:])
-        raise ValueError("it refers to an object outside of the pickle that is neither a storage nor a module")
+        raise InputError("it refers to an object outside of the pickle that is neither a storage nor a module")
 
     def _storage(self, kind: Any, key: Any, location: Any, size: Any, view: Any = None) -> tuple[Storage, int, int]:
         """Return the storage, and the first index and number of the elements that this reference may use."""
         if not isinstance(kind, Name) or kind.module not in ("torch", "torch.cuda") or kind.name not in DTYPES:
-            raise ValueError("a storage has an unknown type")
+            raise InputError("a storage has an unknown type")
         if not isinstance(key, str) or not _is_count(size):
-            raise ValueError("a storage has an invalid key or size")
+            raise InputError("a storage has an invalid key or size")
         storage = self._storages.setdefault(key, Storage(key, DTYPES[kind.name], size, self._file))
         if storage.dtype != DTYPES[kind.name] or storage.size != size or len(self._storages) > MAX_STORAGES:
-            raise ValueError("references to a storage differ in type or size")
+            raise InputError("references to a storage differ in type or size")
         if view is None:
             return storage, 0, size
         if not (isinstance(view, tuple) and len(view) == 3 and all(map(_is_count, view[1:]))):
-            raise ValueError("a part of a storage has an invalid position")
+            raise InputError("a part of a storage has an invalid position")
         _, offset, n_elements = view
         if offset + n_elements > size:
-            raise ValueError("a part of a storage lies outside of it")
+            raise InputError("a part of a storage lies outside of it")
         return storage, offset, n_elements
 
 
 def _rebuild_tensor(source: Any, offset: Any, shape: Any, stride: Any, *ignored: Any) -> StoredTensor:
     """Replace torch._utils._rebuild_tensor and _rebuild_tensor_v2."""
     if not (isinstance(source, tuple) and len(source) == 3 and isinstance(source[0], Storage)):
-        raise ValueError("a tensor has no storage")
+        raise InputError("a tensor has no storage")
     storage, begin, available = source
     for sizes in (shape, stride):
         if not isinstance(sizes, tuple) or len(sizes) > MAX_DIMENSIONS or not all(map(_is_count, sizes)):
-            raise ValueError("a tensor has an invalid shape or stride")
+            raise InputError("a tensor has an invalid shape or stride")
     if not _is_count(offset) or len(shape) != len(stride):
-        raise ValueError("a tensor has an invalid shape or stride")
+        raise InputError("a tensor has an invalid shape or stride")
     if not _is_count(math.prod(size or 1 for size in shape)):
-        raise ValueError("a tensor is too large")
+        raise InputError("a tensor is too large")
     if 0 in shape:
         return StoredTensor(storage, 0, shape, stride)
     reach = 1
     for step, size in sorted(zip(stride, shape, strict=True)):
         if size > 1 and step < reach:
-            raise ValueError("a tensor uses an element of its storage twice")
+            raise InputError("a tensor uses an element of its storage twice")
         reach += (size - 1) * step
     if offset + reach > available:
-        raise ValueError("a tensor is larger than its storage")
+        raise InputError("a tensor is larger than its storage")
     return StoredTensor(storage, begin + offset, shape, stride)
 
 
 def _rebuild_parameter(data: Any, *ignored: Any) -> StoredTensor:
     """Replace torch._utils._rebuild_parameter and torch.nn.Parameter."""
     if not isinstance(data, StoredTensor):
-        raise ValueError("a parameter has no tensor")
+        raise InputError("a parameter has no tensor")
     return data
 
 
 def _build_dict(items: Any = ()) -> dict[Any, Any]:
     """Replace OrderedDict, with or without a list of pairs."""
     if not isinstance(items, (list, tuple)) or not all(isinstance(x, (list, tuple)) and len(x) == 2 for x in items):
-        raise ValueError("an OrderedDict is not made of pairs")
+        raise InputError("an OrderedDict is not made of pairs")
     return {_check_key(key): value for key, value in items}
 
 
 def _build_set(items: Any = ()) -> set[Any]:
     """Replace set."""
     if not isinstance(items, (list, tuple)):
-        raise ValueError("a set is not made of a list")
+        raise InputError("a set is not made of a list")
     return {_check_key(item) for item in items}
 
 
 def _build_size(items: Any = ()) -> tuple[Any, ...]:
     """Replace torch.Size, which old versions of torch store in a LayerNorm."""
     if not isinstance(items, (list, tuple)):
-        raise ValueError("a size is not made of a tuple")
+        raise InputError("a size is not made of a tuple")
     return tuple(items)
 
 
@@ -496,7 +498,7 @@ def _check_key(key: Any) -> Any:
     """
     is_small = type(key) is int and abs(key) < 1 << 31
     if key is not None and not is_small and type(key) not in (str, bool, bytes):
-        raise ValueError("a key is neither a string nor a small integer")
+        raise InputError("a key is neither a string nor a small integer")
     return key
 
 
@@ -532,17 +534,17 @@ class _Machine:
             code = self._reader.take(1)
             if code == b".":
                 if self._outer_stacks or len(self._stack) != 1:
-                    raise ValueError("its pickle is damaged")
+                    raise InputError("its pickle is damaged")
                 return self._stack[0]
             if code not in INSTRUCTIONS:
-                raise ValueError(f"its pickle has the instruction {code!r}, which torch.save does not write")
+                raise InputError(f"its pickle has the instruction {code!r}, which torch.save does not write")
             INSTRUCTIONS[code](self)
 
     def spend(self, n_instructions: int) -> None:
         """Count instructions. One that copies a list counts as many times as the list has items, because it may run again and again."""
         self._left -= n_instructions
         if self._left < 0:
-            raise ValueError(f"its pickle has more than {MAX_INSTRUCTIONS} instructions")
+            raise InputError(f"its pickle has more than {MAX_INSTRUCTIONS} instructions")
 
     def push(self, value: Any) -> None:
         """Push a value."""
@@ -551,7 +553,7 @@ class _Machine:
     def pop(self) -> Any:
         """Pop a value above the last mark."""
         if not self._stack:
-            raise ValueError("its pickle takes a value that is not there")
+            raise InputError("its pickle takes a value that is not there")
         return self._stack.pop()
 
     def pop_tuple(self, size: int) -> tuple[Any, ...]:
@@ -566,14 +568,14 @@ class _Machine:
     def pop_mark(self) -> list[Any]:
         """Return the values above the last mark, and continue below it."""
         if not self._outer_stacks:
-            raise ValueError("its pickle takes a mark that is not there")
+            raise InputError("its pickle takes a mark that is not there")
         items, self._stack = self._stack, self._outer_stacks.pop()
         return items
 
     def top(self, kind: type) -> Any:
         """Return the value on top, which must be a `kind`."""
         if not self._stack or type(self._stack[-1]) is not kind:
-            raise ValueError(f"its pickle changes a {kind.__name__} that is not there")
+            raise InputError(f"its pickle changes a {kind.__name__} that is not there")
         return self._stack[-1]
 
     def string(self, n_bytes: int, encoding: str = "utf-8") -> None:
@@ -613,7 +615,7 @@ class _Machine:
         """Push the value of the memo at an index of `n_bytes`."""
         index = self._reader.integer(n_bytes)
         if index not in self._memo:
-            raise ValueError("its pickle refers to a value that is not there")
+            raise InputError("its pickle refers to a value that is not there")
         self.push(self._memo[index])
 
     def append(self, items: Sequence[Any]) -> None:
@@ -624,7 +626,7 @@ class _Machine:
         """Add keys and values to the dict on top."""
         target = self.top(dict)
         if len(items) % 2:
-            raise ValueError("its pickle has a key without a value")
+            raise InputError("its pickle has a key without a value")
         for key, value in zip(items[::2], items[1::2], strict=True):
             target[_check_key(key)] = value
 
@@ -635,14 +637,14 @@ class _Machine:
     def name(self, module: Any, name: Any) -> None:
         """Push the name of a class or function."""
         if type(module) is not str or type(name) is not str:
-            raise ValueError("its pickle names a class by something other than a string")
+            raise InputError("its pickle names a class by something other than a string")
         self.push(Name(module, name))
 
     def instantiate(self) -> None:
         """Replace a class and its arguments by an instance without attributes."""
         kind, arguments = self.pop_tuple(2)
         if type(kind) is not Name or type(arguments) is not tuple or arguments:
-            raise ValueError("its pickle builds an object with arguments")
+            raise InputError("its pickle builds an object with arguments")
         self.push(Instance(kind))
 
     def call(self) -> None:
@@ -651,9 +653,9 @@ class _Machine:
         known = CALLS.get((function.module, function.name)) if type(function) is Name else None
         if known is None:
             called = function if type(function) is Name else "an object that is not a function"
-            raise ValueError(f"its pickle calls {called}, which is not needed to rebuild tensors")
+            raise InputError(f"its pickle calls {called}, which is not needed to rebuild tensors")
         if type(arguments) is not tuple or len(arguments) not in N_ARGUMENTS[known]:
-            raise ValueError(f"its pickle calls {function} with invalid arguments")
+            raise InputError(f"its pickle calls {function} with invalid arguments")
         self.spend(sum(len(argument) for argument in arguments if isinstance(argument, (list, tuple))))
         self.push(known(*arguments))
 
@@ -662,7 +664,7 @@ class _Machine:
         state = self.pop()
         self.spend(len(state) if type(state) is dict else 0)
         if type(state) is not dict or not all(type(name) is str for name in state):
-            raise ValueError("its pickle sets attributes by something other than a dict")
+            raise InputError("its pickle sets attributes by something other than a dict")
         if self._stack and type(self._stack[-1]) is dict:
             return
         self.top(Instance).attributes = state
@@ -674,7 +676,7 @@ class _Machine:
     def start(self) -> None:
         """Read the protocol."""
         if self._reader.integer(1) not in (2, 3, 4):
-            raise ValueError("its pickle has another protocol than 2, 3 or 4")
+            raise InputError("its pickle has another protocol than 2, 3 or 4")
 
     def skip_frame(self) -> None:
         """Skip the size of a frame, which only helps to read ahead."""

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xlpre.common.errors import InputError
 from xlpre.common.safetensors_io import check_finite
 from xlpre.config.loader import config_from_mapping
 from xlpre.conversion.hf import read_arrays
@@ -95,20 +96,20 @@ def config_from(arguments: Mapping[str, Any], origin: str = "the model") -> Mode
         origin: file that the arguments are from, for error messages.
 
     Raises:
-        ValueError: an argument is missing or invalid.
+        InputError: an argument is missing or invalid.
     """
     arguments = {**DEFAULTS, **arguments}
     for key in (*REQUIRED, *DEFAULTS):
         if key not in arguments or not _is_plain(arguments[key]):
             problem = "must be a number or a list of numbers" if key in arguments else "is missing"
-            raise ValueError(f"{origin} is invalid: {key} {problem}. Give all arguments of the model's constructor.")
+            raise InputError(f"{origin} is invalid: {key} {problem}. Give all arguments of the model's constructor.")
     try:
         if arguments["attn_type"] not in range(len(POSITIONS)):
-            raise ValueError(f"{origin}: attn_type={arguments['attn_type']!r} is invalid: it must be 0, 1, 2 or 3.")
+            raise InputError(f"{origin}: attn_type={arguments['attn_type']!r} is invalid: it must be 0, 1, 2 or 3.")
         positions = POSITIONS[arguments["attn_type"]]
         n_positions, cutoffs, clamp_len = None, list(arguments["cutoffs"]), arguments["clamp_len"]
         if len(cutoffs) > MAX_LAYERS or arguments["n_layer"] > MAX_LAYERS:
-            raise ValueError(f"{origin} is invalid: it has more than {MAX_LAYERS} layers or cutoffs.")
+            raise InputError(f"{origin} is invalid: it has more than {MAX_LAYERS} layers or cutoffs.")
         if positions in ("shaw", "learned"):
             n_positions = arguments.get("max_klen") or sum(arguments[key] for key in ("tgt_len", "ext_len", "mem_len"))
         pre_norm = "pre_keys" if positions in ("sinusoidal", "learned") else "pre"
@@ -144,7 +145,7 @@ def config_from(arguments: Mapping[str, Any], origin: str = "the model") -> Mode
         }
     except (KeyError, TypeError) as error:
         problem = f"{error} is missing" if isinstance(error, KeyError) else "a setting has the wrong type"
-        raise ValueError(f"{origin} is invalid: {problem}. Give all arguments of the model's constructor.") from None
+        raise InputError(f"{origin} is invalid: {problem}. Give all arguments of the model's constructor.") from None
     return config_from_mapping(ModelConfig, values, origin)
 
 
@@ -245,7 +246,7 @@ def read_saved_model(path: Path, read_settings: Callable[[Path], Mapping[str, An
         read_settings: returns the content of the config.json of a folder.
 
     Raises:
-        ValueError: the file is refused by `read_torch_file`, or is not a Transformer-XL.
+        InputError: the file is refused by `read_torch_file`, or is not a Transformer-XL.
     """
     file = path / MODEL_FILE if path.is_dir() else path
     content = read_torch_file(file)
@@ -253,17 +254,17 @@ def read_saved_model(path: Path, read_settings: Callable[[Path], Mapping[str, An
         arrays = _read(named_tensors(content, file))
         return _convert(file, _read_arguments(file, content), arrays)
     if not is_state_dict(content):
-        raise ValueError(
+        raise InputError(
             f"{file} is invalid: it is neither a model nor a state dict. Give the model.pt of a Transformer-XL."
         )
     if not (file.parent / "config.json").exists():
-        raise ValueError(
+        raise InputError(
             f"{file} is invalid: a state dict has no settings. Give model.pt, which has them, or put a config.json with "
             f'"model_type": "{MODEL_TYPE}" and the arguments of the model\'s constructor next to it.'
         )
     settings = read_settings(file.parent)
     if settings.get("model_type") != MODEL_TYPE:
-        raise ValueError(f"{file.parent}/config.json is invalid: it must hold model_type {MODEL_TYPE!r}.")
+        raise InputError(f"{file.parent}/config.json is invalid: it must hold model_type {MODEL_TYPE!r}.")
     return _with_settings(file, settings, _read(content))
 
 
@@ -278,11 +279,11 @@ def read_folder(path: Path, settings: Mapping[str, Any]) -> Model:
         settings: content of its config.json.
 
     Raises:
-        ValueError: a setting is missing or invalid, a weight is missing, or a file cannot be read.
+        InputError: a setting is missing or invalid, a weight is missing, or a file cannot be read.
     """
     checkpoints = sorted(path.glob("*.index"))
     if len(checkpoints) > 1:
-        raise ValueError(
+        raise InputError(
             f"{path} is invalid: it has several TensorFlow checkpoints. Put one of them into a folder of its own."
         )
     if checkpoints:
@@ -318,7 +319,7 @@ def _read_arguments(file: Path, model: Instance) -> dict[str, Any]:
             "div_val": get("word_emb", "div_val"),
         }
     except (KeyError, TypeError, AttributeError, IndexError):
-        raise ValueError(
+        raise InputError(
             f"{file} is invalid: {model.of} is not a MemTransformerLM with an adaptive or plain softmax. "
             "Give the model.pt of a Transformer-XL."
         ) from None
@@ -388,7 +389,7 @@ def _convert(origin: Path, arguments: Mapping[str, Any], arrays: Mapping[str, Te
     config = config_from({**arguments, **_ties(origin, arrays)}, str(origin))
     n_layer = len({name.split(".")[1] for name in arrays if name.startswith("layers.")})
     if n_layer != config.n_layer or _n_cutoffs(arrays) != len(config.cutoffs):
-        raise ValueError(
+        raise InputError(
             f"{origin} is invalid: it has {n_layer} layers and {_n_cutoffs(arrays)} cutoffs, but its settings state {config.n_layer} and "
             f"{len(config.cutoffs)}. Give the settings of this model."
         )
@@ -413,7 +414,7 @@ def _ties(origin: Path, arrays: Mapping[str, Tensor]) -> dict[str, Any]:
     tables = [i for i in clusters if i == 0 or f"word_emb.emb_layers.{i}.weight" in arrays]
     tied = {is_shared(f"word_emb.emb_layers.{i}.weight", f"crit.out_layers.{i}.weight") for i in tables}
     if len(tied) > 1:
-        raise ValueError(f"{origin} is invalid: only some clusters share the weights of embedding and softmax.")
+        raise InputError(f"{origin} is invalid: only some clusters share the weights of embedding and softmax.")
     source = [i if len(tables) > 1 else 0 for i in clusters]  # clusters of one width have one projection
     return {
         "tie_weight": tied == {True},

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xlpre.common.errors import InputError
 from xlpre.model.config import ModelConfig
 
 
@@ -103,14 +104,14 @@ def check_expressible(config: ModelConfig, target: str, allowed: Mapping[str, Se
             `ModelConfig`, except for the keys in `UNRESTRICTED`.
 
     Raises:
-        ValueError: a setting that the format cannot represent.
+        InputError: a setting that the format cannot represent.
     """
     defaults = {key: (value,) for key, value in asdict(type(config)()).items() if key not in UNRESTRICTED}
     supported = {**defaults, "feed_forward": ("gelu", "relu"), "d_embed": (config.d_model,), **allowed}
     values = {**asdict(config), "d_head": config.head_width, "d_embed": config.embedding_width}
     for key, choices in supported.items():
         if values[key] not in choices:
-            raise ValueError(
+            raise InputError(
                 f"model.{key}={values[key]} is invalid for {target}: it must be {' or '.join(map(str, choices))}. "
                 "Export the model as a folder of xlpre (without --hf or --tf)."
             )

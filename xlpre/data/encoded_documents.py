@@ -90,6 +90,16 @@ def read(folder: Path, dtype: np.dtype) -> EncodedDocs:
     return EncodedDocs(*(np.fromfile(folder / f"{name}.bin", kind or dtype) for name, kind in DTYPES.items()))
 
 
+def read_hashes(folder: Path) -> np.ndarray:
+    """Return the hashes of the documents in `folder`, (documents,) uint64."""
+    return np.fromfile(folder / "hashes.bin", "uint64")
+
+
+def count_tokens(folder: Path, tokenizer: Tokenizer) -> int:
+    """Return the number of tokens in `folder`."""
+    return (folder / "tokens.bin").stat().st_size // token_dtype(tokenizer).itemsize
+
+
 def count(folder: Path) -> int:
     """Return the number of documents in `folder`."""
     return (folder / "documents.bin").stat().st_size // 8

@@ -16,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 
+from xlpre.common.errors import InputError
 from xlpre.data.sparse_index import SparseIndex
 from xlpre.data.store import SplitData
 
@@ -109,7 +110,7 @@ class Lanes:
         origin: name of the split in error messages.
 
     Raises:
-        ValueError: the split is shorter than one window, or too short to give each lane different text.
+        InputError: the split is shorter than one window, or too short to give each lane different text.
     """
 
     def __init__(
@@ -132,12 +133,12 @@ class Lanes:
         self._initial_mem_len = initial_mem_len
         last_begin = len(data) - max(lookahead, stride)
         if last_begin < 0:
-            raise ValueError(
+            raise InputError(
                 f"data.seq_len is invalid: a window needs {max(lookahead, stride)} consecutive tokens, but {origin} has {len(data)}. "
                 "Set a smaller data.seq_len, or provide more text."
             )
         if n_lanes > (largest := max_lanes(len(data), stride, lookahead)):
-            raise ValueError(
+            raise InputError(
                 f"train.global_batch_size={n_lanes} is invalid: each row of a step must read different text, but {origin} has "
                 f"{len(data):,} tokens, enough for only {largest:,} rows. Set train.global_batch_size={largest} or less, or provide more "
                 "text."

@@ -24,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from xlpre.common.cli_main import is_raised_by_project
+from xlpre.common.errors import InputError
 from xlpre.common.files import atomic_dir, write_text
 from xlpre.data import encoded_documents
 from xlpre.data.store import FORMAT, SPLITS
@@ -129,13 +129,13 @@ def record_encoder_version(work: Path, path: Path, tokenizer: Tokenizer) -> None
     """Write the version of SentencePiece into `work`, the folder with the shards of the unfinished store `path`; "" for a table.
 
     Raises:
-        ValueError: another version encoded the shards that exist.
+        InputError: another version encoded the shards that exist.
     """
     file = work / ENCODER_FILE
     installed = tokenizer.library_version
     version = file.read_text("utf-8") if file.exists() and has_shards(work) else installed
     if version != installed and version and installed:
-        raise ValueError(
+        raise InputError(
             f"data.store_dir={path} is invalid: {work} holds text that was encoded with sentencepiece {version}, but the installed "
             f"{installed} encodes a few tokens differently. Install sentencepiece=={version} to resume, or delete that folder "
             "to encode all text again."
@@ -145,11 +145,11 @@ def record_encoder_version(work: Path, path: Path, tokenizer: Tokenizer) -> None
 
 def list_tasks(work: Path, config: TextConfig, tokenizer: Tokenizer) -> list[ShardTask]:
     """Return the tasks that encode the corpus into the folder `work`."""
-    names = ("column", "row_type", "line_type", "split", "max_chars", "val_fraction")
+    names = ["column", "row_type", "line_type", "split", "max_chars"]
+    if config.val_source is None:
+        names.append("val_fraction")
     settings = {name: getattr(config, name) for name in names}
     vocabulary = {"vocabulary": tokenizer.sha256, "preprocess": tokenizer.preprocess}
-    if config.val_source is not None:
-        settings["val_source"] = config.val_source
     identity = {**settings, **vocabulary, "format": FORMAT, "sentencepiece": tokenizer.library_version}
 
     def folder_name(units: list[ReadUnit], split: str | None) -> str:
@@ -198,7 +198,7 @@ def _encode_in_parallel(job: EncodeJob, tasks: list[ShardTask], n_workers: int, 
                 kind, content = result_queue.get(timeout=0.5)
             except queue.Empty:
                 if any(process.exitcode for process in processes):
-                    raise ValueError(
+                    raise InputError(
                         "an encoding process was killed, perhaps because memory ran out. Lower text.num_processes and run the same "
                         "command again: finished shards are kept."
                     ) from None
@@ -228,7 +228,7 @@ def _run_worker(job: EncodeJob, task_queue: Any, result_queue: Any, parent: int)
         try:
             job.encode(task, on_progress)
         except Exception as error:  # noqa: BLE001 - the parent raises it
-            is_bug = isinstance(error, ValueError) and not is_raised_by_project(error)
+            is_bug = isinstance(error, ValueError) and not isinstance(error, InputError)
             result_queue.put(("failed", RuntimeError(traceback.format_exc()) if is_bug else error))
             return
         result_queue.put(("finished", None))

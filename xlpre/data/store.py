@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from xlpre.common.errors import InputError
 from xlpre.data.sparse_index import PAGE_ITEMS, SparseIndex
 from xlpre.text.json_objects import parse_object
 from xlpre.text.load_tokenizer import load_tokenizer
@@ -95,7 +96,7 @@ class TokenStore:
         unigram: (V,) int64, count of each token in the training split.
 
     Raises:
-        ValueError: there is no store at `path`, it is damaged, or another version of xlpre wrote it.
+        InputError: there is no store at `path`, it is damaged, or another version of xlpre wrote it.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -143,28 +144,28 @@ class TokenStore:
         )
 
     def verify(self) -> None:
-        """Read all files and raise ValueError if one does not match its checksum."""
+        """Read all files and raise InputError if one does not match its checksum."""
         for name, checksum in self.meta["sha256"].items():
             if hashlib.sha256(self._map_file(name, "uint8").data).hexdigest() != checksum:
-                raise ValueError(f"{self.path / name} does not match its checksum. {REBUILD}")
+                raise InputError(f"{self.path / name} does not match its checksum. {REBUILD}")
 
     def tokenizer(self) -> Tokenizer:
         """Load the vocabulary that encoded the text."""
         tokenizer = load_tokenizer(self.path / "vocabulary.model", self.preprocess)
         if tokenizer.sha256 != self.meta["vocabulary_sha256"]:
-            raise ValueError(f"{self.path / 'vocabulary.model'} is not the vocabulary of this store. {REBUILD}")
+            raise InputError(f"{self.path / 'vocabulary.model'} is not the vocabulary of this store. {REBUILD}")
         return tokenizer
 
     def check_vocabulary(self, tokenizer: Tokenizer, origin: str) -> None:
-        """Raise ValueError unless this store was encoded with `tokenizer`, which was read from `origin`."""
+        """Raise InputError unless this store was encoded with `tokenizer`, which was read from `origin`."""
         if tokenizer.sha256 != self.meta["vocabulary_sha256"]:
-            raise ValueError(
+            raise InputError(
                 f"data.store_dir={self.path} is invalid: its vocabulary (sha256 {self.meta['vocabulary_sha256'][:12]}) differs from "
                 f"{origin} (sha256 {tokenizer.sha256[:12]}). Set the matching vocabulary or store, or delete the folder and prepare it "
                 "again with pretrain/prepare.py."
             )
         if tokenizer.preprocess != self.preprocess:
-            raise ValueError(
+            raise InputError(
                 f"tokenizer.preprocess={tokenizer.preprocess} is invalid: data.store_dir={self.path} was prepared with "
                 f"tokenizer.preprocess={self.preprocess}. Set tokenizer.preprocess={self.preprocess}, or delete the folder and prepare it "
                 "again with pretrain/prepare.py."
@@ -172,26 +173,26 @@ class TokenStore:
 
     def _read_meta(self) -> dict[str, Any]:
         if is_nothing(self.path):
-            raise ValueError(
+            raise InputError(
                 f"data.store_dir={self.path} is invalid: there is no token store. Run pretrain/prepare.py with the same settings."
             )
         if not is_store(self.path):
             inside = sorted(path.parent for path in self.path.glob(f"*/{META}") if is_store(path.parent))
             remedy = f"Did you mean {inside[0]}?" if inside else "Name a folder that pretrain/prepare.py wrote."
-            raise ValueError(f"data.store_dir={self.path} is invalid: it is not a token store. {remedy}")
+            raise InputError(f"data.store_dir={self.path} is invalid: it is not a token store. {remedy}")
         path = self.path / META
         try:
             meta = parse_object(path.read_text("utf-8"), str(path))
-        except (ValueError, OSError) as error:
-            raise ValueError(f"{path} cannot be read ({error}). {REBUILD}") from None
+        except (ValueError, FileNotFoundError) as error:
+            raise InputError(f"{path} cannot be read ({error}). {REBUILD}") from None
         if meta.get("format") not in READABLE_FORMATS:
             formats = " and ".join(map(str, READABLE_FORMATS))
-            raise ValueError(
+            raise InputError(
                 f"data.store_dir={self.path} is invalid: its format is {meta.get('format')}, but this version of xlpre reads formats "
                 f"{formats}. Prepare it again with pretrain/prepare.py, after deleting the folder or under another name."
             )
         if (key := _invalid_key(meta)) is not None:
-            raise ValueError(f"{path} is invalid: {key} was changed. {REBUILD}")
+            raise InputError(f"{path} is invalid: {key} was changed. {REBUILD}")
         return meta
 
     def _map_file(self, name: str, dtype: str) -> np.ndarray:
@@ -204,7 +205,7 @@ class TokenStore:
         path = self.path / name
         actual = f"has {path.stat().st_size} bytes" if path.exists() else "does not exist"
         if actual != f"has {expected} bytes":
-            raise ValueError(f"{path} {actual}, but it had {expected} bytes when the store was built. {REBUILD}")
+            raise InputError(f"{path} {actual}, but it had {expected} bytes when the store was built. {REBUILD}")
 
 
 def is_nothing(path: Path) -> bool:

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from xlpre.common.cli_main import is_raised_by_project
+from xlpre.common.errors import InputError
 from xlpre.common.files import atomic_dir, lock_dir
 from xlpre.data import encoded_documents
-from xlpre.data.encoded_documents import EncodedDocs
+from xlpre.data.encoded_documents import EncodedDocs, count_tokens
 from xlpre.data.shards import (
     EncodeJob,
     ProgressCallback,
@@ -52,7 +52,7 @@ def build_store(
         on_progress: called with the bytes read and the characters encoded since the last call.
 
     Raises:
-        ValueError: the text cannot be read, a split is empty, another process builds the same store, or another version of
+        InputError: the text cannot be read, a split is empty, another process builds the same store, or another version of
             SentencePiece wrote shards of it.
     """
     path = Path(os.path.realpath(path)) if Path(path).is_symlink() else Path(path)  # written where the link leads
@@ -61,20 +61,27 @@ def build_store(
     try:
         record_encoder_version(work, path, tokenizer)
         files = source_files(config)
+        states = _file_states(files)
         tasks = list_tasks(work, config, tokenizer)
         with _mention_finished_shards(work):
+            if config.val_source is not None:  # before the training text, which may take hours
+                val_tasks = [task for task in tasks if task.split == "val"]
+                encode_all(val_tasks, config, tokenizer, on_progress)
+                if not any(count_tokens(shard / "val", tokenizer) for task in val_tasks for shard in task.shards()):
+                    raise EmptySplitError(empty_text_message(validation_text(config), VAL_KEY))
             encode_all(tasks, config, tokenizer, on_progress)
         source = {key: value for key, value in dataclasses.asdict(config).items() if key != "num_processes"}
-        if changed := sorted(set(files.items()) ^ set(source_files(config).items())):
-            raise ValueError(
-                f"text.source is invalid: {changed[0][0]} was added, removed or changed while the text was read. Run the same command "
-                "again: finished shards of unchanged files are kept."
+        if changed := sorted(set(states.items()) ^ set(_file_states(source_files(config)).items())):
+            raise InputError(
+                f"{config.source_key} is invalid: {changed[0][0]} was added, removed or changed while the text was read. Run the same "
+                "command again: finished shards of unchanged files are kept."
             )
         origin = {"source": source, "files": files}
         try:
             _assemble(path, tasks, tokenizer, config, origin)
-        except EmptySplitError:  # with another text.val_fraction, the shards are of no use
-            shutil.rmtree(work, ignore_errors=True)
+        except EmptySplitError:
+            if config.val_source is None:  # with another text.val_fraction, the shards are of no use
+                shutil.rmtree(work, ignore_errors=True)
             raise
         shutil.rmtree(work, ignore_errors=True)
     finally:
@@ -117,19 +124,24 @@ def write_store(
     return TokenStore(path)
 
 
-class EmptySplitError(ValueError):
+class EmptySplitError(InputError):
     """The text has no document for a split."""
 
 
 @contextmanager
 def _mention_finished_shards(work: Path) -> Iterator[None]:
-    """Append to the message of a ValueError that the same command resumes from the finished shards in `work`, if there are any."""
+    """Append to the message of an InputError about a file that the text in `work`, encoded so far, is kept."""
     try:
         yield
-    except ValueError as error:
-        if not is_raised_by_project(error) or not has_shards(work):
+    except InputError as error:
+        if str(error).startswith("text.") or not has_shards(work):
             raise
-        raise ValueError(f"{error} (The same command resumes from the encoded text in {work}.)") from None
+        raise InputError(f"{error} (The encoded text of files that do not change is kept in {work}.)") from None
+
+
+def _file_states(sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """Return the size and the time of the last change, in nanoseconds, of each file in `sizes`."""
+    return {path: (size, os.stat(path).st_mtime_ns) for path, size in sizes.items()}
 
 
 def _assemble(
@@ -163,12 +175,8 @@ def _assemble(
         if not n_documents:
             raise EmptySplitError(empty_text_message(config))
         for split, writer in writers.items():
-            if not writer.n_documents and config.val_source is not None:
-                raise EmptySplitError(
-                    empty_text_message(validation_text(config), VAL_KEY)
-                    if split == "val"
-                    else empty_text_message(config)
-                )
+            if not writer.n_tokens and config.val_source is not None:
+                raise EmptySplitError(empty_text_message(config))
             if not writer.n_documents:
                 raise EmptySplitError(
                     f"text.val_fraction={config.val_fraction} is invalid: it leaves no document of {n_documents:,} for the {split} split. "
@@ -215,7 +223,14 @@ def _empty_split_remedy(tasks: list[ShardTask], dtype: np.dtype) -> str:
 
 
 def _select_documents(tasks: list[ShardTask], config: TextConfig, dtype: np.dtype) -> Iterator[tuple[str, EncodedDocs]]:
-    """Yield (split, documents) pairs. A source's weight leaves out documents (below 1) or repeats training documents (above 1)."""
+    """Yield (split, documents) pairs. A source's weight leaves out documents (below 1) or repeats training documents (above 1).
+
+    With `text.deduplicate`, training has no document of the validation text.
+    """
+    in_validation = np.empty(0, "uint64")  # without val_source, the hash of a text decides its split
+    if config.deduplicate and config.val_source is not None:
+        shards = [shard for task in tasks if task.split == "val" for shard in task.shards()]
+        in_validation = np.concatenate([encoded_documents.read_hashes(shard / "val") for shard in shards])
     first = {split: _FirstOccurrences(tasks, split) if config.deduplicate else None for split in SPLITS}
     for repetition in range(int(np.ceil(max((task.weight for task in tasks), default=0)))):
         for task_index, task in enumerate(tasks):
@@ -227,6 +242,8 @@ def _select_documents(tasks: list[ShardTask], config: TextConfig, dtype: np.dtyp
                     occurrences = first[split]
                     if occurrences is not None:
                         mask &= occurrences.mask(task_index, shard)
+                    if split == "train" and len(in_validation):
+                        mask &= ~np.isin(docs.hashes, in_validation)
                     if mask.any():
                         yield split, docs.select(mask)
 
@@ -244,7 +261,7 @@ class _FirstOccurrences:
 
     def __init__(self, tasks: list[ShardTask], split: str) -> None:
         shards = [(index, shard) for index, task in enumerate(tasks) for shard in task.shards()]
-        hashes = [np.fromfile(shard / split / "hashes.bin", "uint64") for _, shard in shards]
+        hashes = [encoded_documents.read_hashes(shard / split) for _, shard in shards]
         sampled = [_is_sampled(values, tasks[index].weight) for (index, _), values in zip(shards, hashes, strict=True)]
         all_hashes = np.concatenate([np.empty(0, "uint64"), *hashes])
         is_first = np.concatenate([np.empty(0, bool), *sampled])
@@ -268,10 +285,10 @@ class _SplitWriter:
         folder.mkdir()
         self._files = {name: open(folder / f"{name}.bin", "wb") for name in self.NAMES}  # noqa: SIM115 - closed by close()
         self._digests = {name: hashlib.sha256() for name in self.NAMES}
-        self.n_documents = self._n_tokens = self._n_sentences = 0
+        self.n_documents = self.n_tokens = self._n_sentences = 0
 
     def add(self, docs: EncodedDocs) -> None:
-        offset = self._n_tokens
+        offset = self.n_tokens
         sentence_ends, document_ends = np.cumsum(docs.sentences) + offset, np.cumsum(docs.documents) + offset
         samples = (sample_pages(sentence_ends, self._n_sentences), sample_pages(document_ends, self.n_documents))
         arrays = (docs.tokens, sentence_ends, document_ends, *samples)
@@ -281,11 +298,11 @@ class _SplitWriter:
             self._digests[name].update(content)
         self.n_documents += len(docs.documents)
         self._n_sentences += len(docs.sentences)
-        self._n_tokens += len(docs.tokens)
+        self.n_tokens += len(docs.tokens)
 
     @property
     def counts(self) -> dict[str, int]:
-        return {"n_documents": self.n_documents, "n_tokens": self._n_tokens, "n_sentences": self._n_sentences}
+        return {"n_documents": self.n_documents, "n_tokens": self.n_tokens, "n_sentences": self._n_sentences}
 
     @property
     def checksums(self) -> dict[str, str]:

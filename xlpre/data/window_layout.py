@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from xlpre.common.errors import InputError
 from xlpre.data.lanes import DirectedText, WindowLocation
 from xlpre.data.rng import RowRng
 from xlpre.text import special_tokens
@@ -50,7 +51,7 @@ class DataConfig:
         if self.seq_len < 2 or self.reuse_len < 1 or (n_new != 0 and n_new < 2 + self.n_symbols):
             seq_len = max(self.seq_len, 2 * (2 + self.n_symbols))
             plain_len = max(self.seq_len, 2)
-            raise ValueError(
+            raise InputError(
                 f"data.reuse_len={self.reuse_len} is invalid: it must be at least 1, and data.seq_len={self.seq_len} must be larger by at "
                 f"least {2 + self.n_symbols}, for 2 tokens of text and {self.n_symbols} of <sep> and <cls>. Set "
                 f"data.reuse_len={seq_len // 2} data.seq_len={seq_len}, or for plain text data.reuse_len={plain_len} "
@@ -58,7 +59,7 @@ class DataConfig:
             )
         for name in ("windows_per_run", "num_threads"):
             if getattr(self, name) < 1:
-                raise ValueError(
+                raise InputError(
                     f"data.{name}={getattr(self, name)} is invalid: it must be at least 1. Set data.{name}=1."
                 )
 

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from xlpre.inference.cloze import predict_blanks
     from xlpre.inference.embeddings import embed
     from xlpre.inference.evaluation import evaluate
     from xlpre.inference.filling import fill
@@ -20,9 +21,10 @@ _MODULES = {
     "fill": "filling",
     "generate": "generation",
     "order_consistency": "scoring",
+    "predict_blanks": "cloze",
     "score": "scoring",
 }
-__all__ = ["GenerationConfig", "embed", "evaluate", "fill", "generate", "order_consistency", "score"]
+__all__ = ["GenerationConfig", "embed", "evaluate", "fill", "generate", "order_consistency", "predict_blanks", "score"]
 
 
 def __getattr__(name: str) -> Any:

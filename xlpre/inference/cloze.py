@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from xlpre.batch import Batch, make_batch
+from xlpre.common.errors import InputError
 from xlpre.data.store import SplitData
 from xlpre.data.window_layout import SEGMENT_A, SEGMENT_CLS
 from xlpre.model.dropout import without_dropout
@@ -75,7 +76,7 @@ class ClozeText:
             lengths: number of pieces of each blank.
 
         Raises:
-            ValueError: the text is longer than MAX_TOKENS.
+            InputError: the text is longer than MAX_TOKENS.
         """
         n_tokens = sum(map(len, self.parts)) + sum(lengths) + 2
         check_length(n_tokens)
@@ -93,9 +94,9 @@ class ClozeText:
 
 
 def check_length(n_tokens: int) -> None:
-    """Raise ValueError if `n_tokens`, including <sep> and <cls>, are too many for a forward pass."""
+    """Raise InputError if `n_tokens`, including <sep> and <cls>, are too many for a forward pass."""
     if n_tokens > MAX_TOKENS:
-        raise ValueError(f"a text of {n_tokens:,} tokens is invalid: the limit is {MAX_TOKENS:,}. Shorten it.")
+        raise InputError(f"a text of {n_tokens:,} tokens is invalid: the limit is {MAX_TOKENS:,}. Shorten it.")
 
 
 def encode_cloze(text: str, tokenizer: Tokenizer) -> ClozeText:
@@ -108,17 +109,18 @@ def encode_cloze(text: str, tokenizer: Tokenizer) -> ClozeText:
         tokenizer: vocabulary.
 
     Raises:
-        ValueError: `text` is not a string, has no blank, or has a blank of malformed length; it contains <eop>, which marks a blank
+        InputError: `text` is not a string, has no blank, or has a blank of malformed length; it contains <eop>, which marks a blank
             internally.
     """
     if not isinstance(text, str):
-        raise ValueError(
-            f"text={text!r:.60} is invalid: it must be one str. Build one batch per text and join them with xlpre.inference.collate."
+        raise InputError(
+            f"text={text!r:.60} is invalid: it must be one str. Build one batch per text, and join them with "
+            "xlpre.inference.collate.collate."
         )
     text = text.strip()
     blanks = list(find_blanks(text))
     if not blanks:
-        raise ValueError(f"text={text!r} is invalid: it has no blank. Mark a missing word with {BLANK}.")
+        raise InputError(f"text={text!r} is invalid: it has no blank. Mark a missing word with {BLANK}.")
     bounds = [0, *(bound for blank in blanks for bound in (blank.start, blank.end)), len(text)]
     parts = [text[start:end] for start, end in zip(bounds[::2], bounds[1::2], strict=True)]
     encode = _encode_around_blanks if tokenizer.kind == "sentencepiece" else _encode_parts
@@ -126,9 +128,9 @@ def encode_cloze(text: str, tokenizer: Tokenizer) -> ClozeText:
 
 
 def check_lengths(cloze: ClozeText, tokenizer: Tokenizer) -> None:
-    """Raise ValueError if a blank has no length, and a token of the vocabulary is less than a word."""
+    """Raise InputError if a blank has no length, and a token of the vocabulary is less than a word."""
     if tokenizer.kind in ("bytes", "characters") and not all(blank.has_length for blank in cloze.blanks):
-        raise ValueError(
+        raise InputError(
             f"text={cloze.text!r} is invalid for a vocabulary of {tokenizer.kind}: a blank is one token, not a word. Write the number of "
             f"{tokenizer.kind}, such as {BLANK}{{5}}, or use a model with a vocabulary of words or word pieces."
         )
@@ -146,12 +148,12 @@ def cloze_batch(text: str, tokenizer: Tokenizer, two_streams: bool = True) -> Ba
         Batch with B = 1. `targets` are <mask>, because the missing pieces are unknown.
 
     Raises:
-        ValueError: see `encode_cloze` and `check_lengths`; the length of a blank is a range; or the text is longer than MAX_TOKENS.
+        InputError: see `encode_cloze` and `check_lengths`; the length of a blank is a range; or the text is longer than MAX_TOKENS.
     """
     cloze = encode_cloze(text, tokenizer)
     check_lengths(cloze, tokenizer)
     if any(blank.shortest < blank.longest for blank in cloze.blanks):
-        raise ValueError(
+        raise InputError(
             f"text={text!r} is invalid for independent predictions: each blank needs one length. Write {BLANK}{{3}}, for example, or "
             "predict the blanks jointly."
         )
@@ -171,14 +173,14 @@ def masked_batch(
             tokens see <mask> there, as in training. `model.backbone.two_streams` is the right value.
 
     Raises:
-        ValueError: a position is outside the text or repeated, a token id is negative, or an argument is not a one-dimensional sequence of
+        InputError: a position is outside the text or repeated, a token id is negative, or an argument is not a one-dimensional sequence of
             integers.
     """
     tokens, positions = _integer_row("tokens", tokens), _integer_row("positions", positions)
     if len(tokens) and tokens.min() < 0:
-        raise ValueError(f"tokens with id {tokens.min()} are invalid: ids must be at least 0.")
+        raise InputError(f"tokens with id {tokens.min()} are invalid: ids must be at least 0.")
     if len(np.unique(positions)) < len(positions) or not all(0 <= position < len(tokens) for position in positions):
-        raise ValueError(
+        raise InputError(
             f"positions={positions.tolist()} is invalid: positions must be between 0 and {len(tokens) - 1}, each at most once."
         )
     return _masked_row(np.concatenate([tokens, [special_tokens.SEP, special_tokens.CLS]]), positions, two_streams)
@@ -228,7 +230,7 @@ def predict_blanks(model: LanguageModel, tokenizer: Tokenizer, text: str, top_k:
     `xlpre.inference.fill` predicts them jointly.
 
     Raises:
-        ValueError: see `cloze_batch`.
+        InputError: see `cloze_batch`.
     """
     batch = cloze_batch(text, tokenizer, model.backbone.two_streams)
     return ClozeResult(text, top_predictions(model, batch, tokenizer, top_k), [])
@@ -319,9 +321,9 @@ def _integer_row(name: str, values: Sequence[int] | np.ndarray) -> np.ndarray:
     except (ValueError, TypeError):  # nested lists of different lengths
         row = np.empty((0, 0))
     if row.ndim != 1 or (row.dtype.kind not in "iu" and len(row)):
-        raise ValueError(
+        raise InputError(
             f"{name}={values!r:.60} is invalid: it must be a one-dimensional sequence of integers. "
-            "Build one batch per text and join them with xlpre.inference.collate."
+            "Build one batch per text and join them with xlpre.inference.collate.collate."
         )
     return row.astype(np.int64)
 
@@ -367,7 +369,7 @@ def _encode_around_blanks(parts: Sequence[str], tokenizer: Tokenizer) -> list[np
     """
     marker = special_tokens.SPECIAL_TOKENS[special_tokens.EOP]
     if any(marker in part for part in parts):
-        raise ValueError(f"text={BLANK.join(parts)!r} is invalid: {marker} is a special token. Remove it.")
+        raise InputError(f"text={BLANK.join(parts)!r} is invalid: {marker} is a special token. Remove it.")
     *before, last = parts
     ids = np.array(tokenizer.encode(marker.join([*(part.rstrip() for part in before), last])), np.int64)
     encoded = np.split(ids, np.flatnonzero(ids == special_tokens.EOP))

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from xlpre.batch import FIELD_SPECS, HIDDEN_RANK, Batch
+from xlpre.common.errors import InputError
 from xlpre.text import special_tokens
 
 # all other fields are padded with 0, so padding sees only itself, and its targets have weight 0
@@ -26,12 +27,12 @@ def collate(batches: Sequence[Batch]) -> Batch:
         Padding tokens have `key_rank == HIDDEN_RANK`, padding targets have weight 0.
 
     Raises:
-        ValueError: there are no batches, or a batch reads or writes memory: padding would come between the memory and the tokens.
+        InputError: there are no batches, or a batch reads or writes memory: padding would come between the memory and the tokens.
     """
     if not batches:
-        raise ValueError("batches=[] is invalid: there must be at least one batch.")
+        raise InputError("batches=[] is invalid: there must be at least one batch.")
     if any(batch.reuse_len or bool(batch.visible_mem_len.any()) for batch in batches):
-        raise ValueError(
+        raise InputError(
             "a batch with reuse_len or visible_mem_len above 0 is invalid here: padding would come between its memory and its "
             "tokens. Run it without `collate`."
         )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from xlpre.batch import Batch, causal_batch
+from xlpre.common.errors import InputError
 from xlpre.inference.scoring import BATCH_TOKENS
 from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
@@ -84,11 +85,11 @@ def context_losses(
         (S,) float64 losses in nats.
 
     Raises:
-        ValueError: a position has too few tokens before it, or the context is empty.
+        InputError: a position has too few tokens before it, or the context is empty.
     """
     positions = np.asarray(positions, np.int64)
     if context_len < 1 or (len(positions) and not context_len <= positions.min() <= positions.max() < len(tokens)):
-        raise ValueError(
+        raise InputError(
             f"context_len={context_len} is invalid: it must be at least 1, and each position must have as many tokens before it. "
             "Set a shorter context, or leave out the first positions."
         )

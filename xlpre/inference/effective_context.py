@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from xlpre.common.errors import InputError
+
 MIN_GAIN = 0.01
 
 
@@ -45,13 +47,13 @@ def effective_contexts(losses: np.ndarray, contexts: Sequence[int], fraction: fl
         fraction: r, fraction of the tokens that count.
 
     Raises:
-        ValueError: the fraction is not above 0 and at most 1, there are fewer than two contexts, or they do not increase.
+        InputError: the fraction is not above 0 and at most 1, there are fewer than two contexts, or they do not increase.
     """
     losses = np.asarray(losses, np.float64)
     if not 0 < fraction <= 1:
-        raise ValueError(f"fraction={fraction} is invalid: it must be above 0 and at most 1.")
+        raise InputError(f"fraction={fraction} is invalid: it must be above 0 and at most 1.")
     if len(contexts) < 2 or list(contexts) != sorted({*contexts}) or losses.shape[1] != len(contexts):
-        raise ValueError(f"contexts={list(contexts)} is invalid: it must have two or more increasing lengths.")
+        raise InputError(f"contexts={list(contexts)} is invalid: it must have two or more increasing lengths.")
     n_hard = max(1, round(fraction * losses.shape[2]))
     gains = np.empty((len(losses), len(contexts) - 1))
     for step in range(len(contexts) - 1):

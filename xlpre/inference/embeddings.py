@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from xlpre.batch import Batch, causal_batch
+from xlpre.common.errors import InputError
 from xlpre.inference.cloze import check_length, unmasked_batch
 from xlpre.inference.collate import collate
 from xlpre.inference.scoring import BATCH_TOKENS, encode_texts
@@ -49,15 +50,15 @@ def embed(
         (N, D) on the CPU, in the dtype of the model.
 
     Raises:
-        ValueError: a text has no tokens or is longer than MAX_TOKENS; `pooling` does not fit the objective; or another argument is invalid.
+        InputError: a text has no tokens or is longer than MAX_TOKENS; `pooling` does not fit the objective; or another argument is invalid.
     """
     is_causal = not OBJECTIVES[resolve_objective(objective, model.backbone.two_streams)].sees_ahead
     if pooling not in POOLING:
-        raise ValueError(f"pooling={pooling!r} is invalid: it must be one of {', '.join(POOLING)}.")
+        raise InputError(f"pooling={pooling!r} is invalid: it must be one of {', '.join(POOLING)}.")
     if is_causal and pooling == "cls":
-        raise ValueError("pooling='cls' is invalid: a causal model was not trained with <cls>. Set pooling='mean'.")
+        raise InputError("pooling='cls' is invalid: a causal model was not trained with <cls>. Set pooling='mean'.")
     if batch_tokens < 1:
-        raise ValueError(
+        raise InputError(
             f"batch_tokens={batch_tokens} is invalid: it must be at least 1. Leave it out for {BATCH_TOKENS}."
         )
     ids = encode_texts(tokenizer, texts)

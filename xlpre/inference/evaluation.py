@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from xlpre.batch import Batch
+from xlpre.common.errors import InputError
 from xlpre.data import encoded_documents
 from xlpre.data.lanes import DirectedText, WindowLocation
 from xlpre.data.rng import RowRng
@@ -115,7 +116,7 @@ class EvalSettings:
     def __post_init__(self) -> None:
         for name, minimum in (("mem_len", 0), ("n_orders", 1), ("seed", 0), ("batch_size", 1)):
             if (value := getattr(self, name)) < minimum:
-                raise ValueError(f"{name}={value} is invalid: it must be at least {minimum}.")
+                raise InputError(f"{name}={value} is invalid: it must be at least {minimum}.")
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ class WindowEvaluator(Evaluator):
     """Evaluator of the modes `causal` and `objective`, see the module.
 
     Raises:
-        ValueError: the text is shorter than a window of `objective` mode, or a window has too few tokens for its targets.
+        InputError: the text is shorter than a window of `objective` mode, or a window has too few tokens for its targets.
     """
 
     def __init__(
@@ -254,7 +255,7 @@ class WindowEvaluator(Evaluator):
             needed = max(data.lookahead, data.reuse_len)
             if n_tokens < needed:
                 others = " or ".join(mode for mode in EVAL_MODES[objective] if mode != "objective")
-                raise ValueError(
+                raise InputError(
                     f"the text is invalid: it has {n_tokens:,} tokens, but a window of seq_len={data.seq_len} needs {needed:,}. "
                     f"Give more text, a shorter window, or mode {others}, which needs no full window."
                 )
@@ -372,12 +373,12 @@ def evaluate(
         report_progress: called after each unit of work with the number of units done and the number of all units.
 
     Raises:
-        ValueError: there is no text, the text is too short, the mode does not fit the objective, or another argument is invalid.
+        InputError: there is no text, the text is too short, the mode does not fit the objective, or another argument is invalid.
     """
     objective = resolve_objective(objective, model.backbone.two_streams)
     if not isinstance(texts, HeldOutText):
         if isinstance(texts, str):
-            raise ValueError(f"texts={texts!r:.60} is invalid: it must be a list of texts. Write [text].")
+            raise InputError(f"texts={texts!r:.60} is invalid: it must be a list of texts. Write [text].")
         rows = ((f"texts[{index}]", {"text": text}) for index, text in enumerate(texts))
         texts = encode_text(tokenizer, documents_from_rows(rows, "text", "documents"))
     settings = EvalSettings(
@@ -409,11 +410,11 @@ def eval_windows(data: DataConfig, objective: str, seq_len: int, reuse_len: int 
     """Return the layout of windows of `seq_len` tokens. By default, the same fraction of a window as in `data` enters memory.
 
     Raises:
-        ValueError: a window is too short.
+        InputError: a window is too short.
     """
     minimum = 2 if objective == "causal" else 2 * (2 + DataConfig(pairs=data.pairs).n_symbols)
     if seq_len < minimum:
-        raise ValueError(
+        raise InputError(
             f"seq_len={seq_len} is invalid: it must be at least {minimum} for a {objective} model with these windows."
         )
     if objective == "causal":
@@ -441,7 +442,7 @@ def encode_text(
         max_tokens: stop after the first document with which the text has this many tokens.
 
     Raises:
-        ValueError: there is no text.
+        InputError: there is no text.
     """
     dtype = encoded_documents.token_dtype(tokenizer)
     encoded: list[encoded_documents.EncodedDocs] = []
@@ -458,7 +459,7 @@ def encode_text(
         if max_tokens is not None and n_tokens >= max_tokens:
             break
     if not lines:
-        raise ValueError("the text is invalid: it is empty. Give at least one line of text.")
+        raise InputError("the text is invalid: it is empty. Give at least one line of text.")
     data = SplitData(
         np.concatenate([docs.tokens for docs in encoded]),
         np.concatenate([docs.sentences for docs in encoded]).cumsum(),
@@ -520,7 +521,7 @@ def fixed_objective(
     """Return an objective for evaluation, with spans of default lengths, so that all models predict the same targets.
 
     Raises:
-        ValueError: a window has too few tokens for its targets.
+        InputError: a window has too few tokens for its targets.
     """
     config = ObjectiveConfig(name=name, partial_k=partial_k, perm_size=perm_size)  # type: ignore[arg-type]
     return build_objective(config, data, tokenizer.starts_word)

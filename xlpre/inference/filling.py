@@ -31,6 +31,7 @@ import numpy as np
 import torch
 
 from xlpre.batch import HIDDEN_RANK, Batch
+from xlpre.common.errors import InputError
 from xlpre.common.messages import counted
 from xlpre.common.tables import to_text
 from xlpre.inference.cloze import (
@@ -131,27 +132,27 @@ def fill(
         The fillings of each text: the best first, or the samples as drawn.
 
     Raises:
-        ValueError: a causal model; a text that is invalid (see `encode_cloze`) or too long; options that do not fit the blanks or the
+        InputError: a causal model; a text that is invalid (see `encode_cloze`) or too long; options that do not fit the blanks or the
             vocabulary; or another argument is invalid.
     """
     check_objective(resolve_objective(objective, model.backbone.two_streams))
     if isinstance(texts, str):
-        raise ValueError(f"texts={texts!r:.60} is invalid: it must be a list of texts. Write [text].")
+        raise InputError(f"texts={texts!r:.60} is invalid: it must be a list of texts. Write [text].")
     if order not in ORDERS:
-        raise ValueError(f"order={order!r} is invalid: it must be one of {', '.join(ORDERS)}.")
+        raise InputError(f"order={order!r} is invalid: it must be one of {', '.join(ORDERS)}.")
     for name, value in (("beam", beam), ("num_samples", num_samples), ("batch_tokens", batch_tokens)):
         if value is not None and value < 1:
-            raise ValueError(f"{name}={value} is invalid: it must be at least 1. Correct it or leave it out.")
+            raise InputError(f"{name}={value} is invalid: it must be at least 1. Correct it or leave it out.")
     if not 0 < temperature < math.inf:
-        raise ValueError(
+        raise InputError(
             f"temperature={temperature} is invalid: it must be above 0. Set 1 for the probabilities of the model."
         )
     if not 0 <= length_penalty < math.inf:
-        raise ValueError(
+        raise InputError(
             f"length_penalty={length_penalty} is invalid: it must be at least 0. Set 1 for the mean log-probability of a piece."
         )
     if options is not None and num_samples is not None:
-        raise ValueError(f"num_samples={num_samples} is invalid with options: these are ranked. Leave one of them out.")
+        raise InputError(f"num_samples={num_samples} is invalid with options: these are ranked. Leave one of them out.")
     check_vocab_size(tokenizer, model.config.vocab_size)
     filler = _Filler(model, order, seed, batch_tokens)
     results = []
@@ -176,9 +177,9 @@ def fill(
 
 
 def check_objective(objective: str) -> None:
-    """Raise ValueError if models of an objective cannot fill in blanks."""
+    """Raise InputError if models of an objective cannot fill in blanks."""
     if not OBJECTIVES[objective].sees_ahead:
-        raise ValueError(
+        raise InputError(
             f"objective={objective} is invalid: a {objective} model does not see the text after a blank. Continue a text with "
             "pretrain/generate.py, compare complete texts with pretrain/score.py, or use a permutation or denoising model."
         )
@@ -406,7 +407,7 @@ def _lengths(cloze: ClozeText, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     check_lengths(cloze, tokenizer)
     ranges = [range(blank.shortest, blank.longest + 1) for blank in cloze.blanks]
     if (n_combinations := math.prod(map(len, ranges))) > MAX_LENGTHS:
-        raise ValueError(
+        raise InputError(
             f"text={cloze.text!r} is invalid: its blanks have {n_combinations:,} combinations of lengths, and the limit is {MAX_LENGTHS}. "
             "Write shorter ranges."
         )
@@ -416,16 +417,16 @@ def _lengths(cloze: ClozeText, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
 def _fill_in_options(cloze: ClozeText, options: Options, tokenizer: Tokenizer) -> Iterator[tuple[_State, np.ndarray]]:
     """Yield, for each combination of options, the empty state and the (T,) token ids of the complete text."""
     if len(options) != len(cloze.blanks) or isinstance(options, str) or any(isinstance(each, str) for each in options):
-        raise ValueError(
+        raise InputError(
             f"options={options!r:.60} is invalid: it must have one list of answers for each blank, and {cloze.text!r} has "
             f"{counted(len(cloze.blanks), 'blank')}. With pretrain/fill.py, repeat --options."
         )
     if any(blank.has_length for blank in cloze.blanks):
-        raise ValueError(
+        raise InputError(
             f"text={cloze.text!r} is invalid with options, which have their own lengths. Write {BLANK} for each blank."
         )
     if (n_combinations := math.prod(map(len, options))) > MAX_FILLINGS:
-        raise ValueError(
+        raise InputError(
             f"options are invalid: they have {n_combinations:,} combinations, and the limit is {MAX_FILLINGS:,}."
         )
     encoded = [
@@ -449,16 +450,16 @@ def _encode_option(cloze: ClozeText, blank: int, option: str | np.ndarray, token
     else:
         ids = np.asarray(option)
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-            raise ValueError(f"options={option!r:.60} is invalid: an answer must be a text or its token ids.")
+            raise InputError(f"options={option!r:.60} is invalid: an answer must be a text or its token ids.")
         if ids.size and not 0 <= ids.min() <= ids.max() < len(tokenizer):
-            raise ValueError(
+            raise InputError(
                 f"options={option!r:.60} is invalid: token ids must be between 0 and {len(tokenizer) - 1}."
             )
     if not ids.size:
-        raise ValueError(f"options={option!r} is invalid: it has no tokens. Correct or remove it.")
+        raise InputError(f"options={option!r} is invalid: it has no tokens. Correct or remove it.")
     if isinstance(option, str) and (ids == special_tokens.UNK).any():
         part = "word" if tokenizer.kind == "words" else "character"
-        raise ValueError(
+        raise InputError(
             f"options={option!r} is invalid: the vocabulary does not have a {part} of it. Correct or remove it."
         )
     return ids.astype(np.int64)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from xlpre.common.errors import InputError
 from xlpre.inference.token_readers import CausalReader, PermutationReader, TokenReader
 from xlpre.inference.token_sampling import TokenSampler
 from xlpre.model.dropout import without_dropout
@@ -53,7 +54,7 @@ class GenerationConfig:
         seed: seed of the samples. Sample number n of a prompt does not depend on `num_samples` or on other prompts.
 
     Raises:
-        ValueError: a value is out of range.
+        InputError: a value is out of range.
     """
 
     max_new_tokens: int = 100
@@ -73,15 +74,15 @@ class GenerationConfig:
         for name, minimum in {**minima, "temperature": 0, "seed": 0}.items():
             value = getattr(self, name)
             if value is not None and not value >= minimum:
-                raise ValueError(f"{name}={value} is invalid: it must be at least {minimum}.")
+                raise InputError(f"{name}={value} is invalid: it must be at least {minimum}.")
         if self.temperature == float("inf"):
-            raise ValueError("temperature=inf is invalid: it must be finite. Set temperature=1.")
+            raise InputError("temperature=inf is invalid: it must be finite. Set temperature=1.")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p} is invalid: it must be above 0 and at most 1.")
+            raise InputError(f"top_p={self.top_p} is invalid: it must be above 0 and at most 1.")
         if not self.repetition_penalty > 0:
-            raise ValueError(f"repetition_penalty={self.repetition_penalty} is invalid: it must be above 0.")
+            raise InputError(f"repetition_penalty={self.repetition_penalty} is invalid: it must be above 0.")
         if isinstance(self.stop, str) or "" in self.stop:
-            raise ValueError(f"stop={self.stop!r} is invalid: it must be a list of strings that are not empty.")
+            raise InputError(f"stop={self.stop!r} is invalid: it must be a list of strings that are not empty.")
 
 
 @dataclass(frozen=True)
@@ -128,16 +129,16 @@ def generate(
         `num_samples` continuations of the first prompt, then those of the second, and so on.
 
     Raises:
-        ValueError: a denoising model; a vocabulary of another size; or a prompt that is neither a text nor token ids.
+        InputError: a denoising model; a vocabulary of another size; or a prompt that is neither a text nor token ids.
     """
     config = config or GenerationConfig()
     objective = resolve_objective(objective, model.backbone.two_streams)
     check_objective(objective)
     check_vocab_size(tokenizer, model.config.vocab_size)
     if isinstance(prompts, str):
-        raise ValueError(f"prompts={prompts!r:.60} is invalid: it must be a list of texts. Write [prompt].")
+        raise InputError(f"prompts={prompts!r:.60} is invalid: it must be a list of texts. Write [prompt].")
     if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size} is invalid: it must be at least 1.")
+        raise InputError(f"batch_size={batch_size} is invalid: it must be at least 1.")
     padding = encode_prompt(tokenizer, config.padding) if config.padding else np.empty(0, np.int64)
     encoded = [np.concatenate([padding, encode_prompt(tokenizer, prompt)]) for prompt in prompts]
     texts = [tokenizer.decode(p) if not isinstance(p, str) else p for p in prompts]
@@ -159,9 +160,9 @@ def generate(
 
 
 def check_objective(objective: str) -> None:
-    """Raise ValueError if models with this objective do not generate text."""
+    """Raise InputError if models with this objective do not generate text."""
     if objective == "denoising":
-        raise ValueError(
+        raise InputError(
             "a denoising model cannot continue a text, because it predicts blanks from the text on both sides. "
             "Fill blanks with pretrain/fill.py, or use a model trained with objective.name=causal or permutation."
         )
@@ -178,7 +179,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str | np.ndarray) -> np.ndarray:
     With a vocabulary of bytes or characters, in which a line break is a token like any other, the text stays as it is.
 
     Raises:
-        ValueError: the prompt is neither a text nor token ids, or cannot be encoded.
+        InputError: the prompt is neither a text nor token ids, or cannot be encoded.
     """
     if isinstance(prompt, str) and tokenizer.line_end != special_tokens.EOP:
         return np.array([special_tokens.EOD, *tokenizer.encode(prompt)])
@@ -190,7 +191,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str | np.ndarray) -> np.ndarray:
         return np.array([special_tokens.EOD, *(joined if ends_line else joined[:-1])])
     tokens = np.asarray(prompt)
     if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
-        raise ValueError(f"prompts={prompt!r:.60} is invalid: a prompt must be a text or its token ids.")
+        raise InputError(f"prompts={prompt!r:.60} is invalid: a prompt must be a text or its token ids.")
     return np.concatenate([[special_tokens.EOD], tokens]).astype(np.int64)
 
 
@@ -315,10 +316,10 @@ def build_reader(model: LanguageModel, objective: str, config: GenerationConfig)
     """Return the reader that computes the logits of a causal or permutation model.
 
     Raises:
-        ValueError: the model has absolute positions: cached states hold those of earlier windows.
+        InputError: the model has absolute positions: cached states hold those of earlier windows.
     """
     if model.config.has_absolute_positions:
-        raise ValueError(
+        raise InputError(
             f"model.positions={model.config.positions} is invalid for generation: the next token is read with cached states, which hold "
             "positions of earlier windows. Use a model with model.positions=relative or shaw."
         )

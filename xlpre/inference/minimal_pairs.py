@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from xlpre.common.errors import InputError
 from xlpre.inference.scoring import TextScore, encode_texts
 from xlpre.text.readers import ByteCounter, json_rows
 from xlpre.text.tokenizer import Tokenizer
@@ -107,10 +108,10 @@ def read_pairs(paths: Sequence[str | Path], limit: int | None = None) -> list[Mi
         limit: largest number of pairs of each paradigm, from the start of its file. None: all.
 
     Raises:
-        ValueError: there is no such file, a line is malformed, or a paradigm has two phenomena. The message names file and line.
+        InputError: there is no such file, a line is malformed, or a paradigm has two phenomena. The message names file and line.
     """
     if limit is not None and limit < 1:
-        raise ValueError(f"limit={limit} is invalid: it must be at least 1.")
+        raise InputError(f"limit={limit} is invalid: it must be at least 1.")
     pairs: list[MinimalPair] = []
     phenomenon_of: dict[str, str] = {}
     counts: dict[str, int] = {}
@@ -118,7 +119,7 @@ def read_pairs(paths: Sequence[str | Path], limit: int | None = None) -> list[Mi
         for location, row in json_rows(file, ByteCounter(), 0, None):
             pair = _parse_pair(location, row, file.name.partition(".")[0])
             if (known := phenomenon_of.setdefault(pair.paradigm, pair.phenomenon)) != pair.phenomenon:
-                raise ValueError(
+                raise InputError(
                     f"{location}: linguistics_term={pair.phenomenon!r} is invalid: earlier pairs of {pair.paradigm} have {known!r}. "
                     "Give a paradigm one phenomenon."
                 )
@@ -126,7 +127,7 @@ def read_pairs(paths: Sequence[str | Path], limit: int | None = None) -> list[Mi
             if limit is None or counts[pair.paradigm] <= limit:
                 pairs.append(pair)
     if not pairs:
-        raise ValueError(f"{', '.join(map(str, paths))} is invalid: there are no pairs. Write one pair a line.")
+        raise InputError(f"{', '.join(map(str, paths))} is invalid: there are no pairs. Write one pair a line.")
     return pairs
 
 
@@ -137,7 +138,7 @@ def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[MinimalPair]) -> list[np.
         2 N arrays of int64 token ids: the good and the bad sentence of the first pair, then of the second, and so on.
 
     Raises:
-        ValueError: a sentence has no tokens. The message names file and line.
+        InputError: a sentence has no tokens. The message names file and line.
     """
     sentences = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
     return encode_texts(tokenizer, sentences, lambda index: f"{pairs[index // 2].location}: sentence")
@@ -169,24 +170,24 @@ def _pair_files(paths: Sequence[str | Path]) -> list[Path]:
     for path in map(Path, paths):
         found = _pair_files_of_folder(path) if path.is_dir() else [path]
         if not found:
-            raise ValueError(
+            raise InputError(
                 f"{path} is invalid: the folder has no .jsonl file. Give a folder or files of minimal pairs."
             )
         if not found[0].exists():
-            raise ValueError(f"{path} is invalid: there is no such file. Give .jsonl files, or a folder of them.")
+            raise InputError(f"{path} is invalid: there is no such file. Give .jsonl files, or a folder of them.")
         files |= {file.resolve(): file for file in found if file.resolve() not in files}
     return [*files.values()]
 
 
 def _pair_files_of_folder(folder: Path) -> list[Path]:
-    """Return the .jsonl files of a folder, plain or compressed. Raise ValueError if one of them is there in both forms."""
+    """Return the .jsonl files of a folder, plain or compressed. Raise InputError if one of them is there in both forms."""
     files: dict[str, Path] = {}
     for path in sorted(folder.glob("*.jsonl*")):
         name, _, suffix = path.name.rpartition(".jsonl")
         if suffix not in ("", ".gz", ".zst"):
             continue
         if name in files:
-            raise ValueError(
+            raise InputError(
                 f"{folder} is invalid: it has both {files[name].name} and {path.name}, so pairs would count twice. Remove one of them."
             )
         files[name] = path
@@ -200,7 +201,7 @@ def _parse_pair(location: str, row: Mapping[str, Any], file_name: str) -> Minima
         value = values.get(key)
         if not isinstance(value, str) or not value.strip():
             problem = f"{key}={value!r:.40} is invalid" if key in values else f"{key} is missing"
-            raise ValueError(f"{location}: {problem}: it must be a text that is not empty. Correct or remove the line.")
+            raise InputError(f"{location}: {problem}: it must be a text that is not empty. Correct or remove the line.")
     good, bad = (values[key] for key in SENTENCE_KEYS)
     return MinimalPair(good, bad, values["UID"], values["linguistics_term"], location)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from xlpre.common.errors import InputError
+
 Modes = Mapping[str, Sequence[str]]  # objective: its modes, the default first
 
 EVAL_MODES: Modes = {  # of xlpre.inference.evaluation
@@ -27,7 +29,7 @@ def resolve_mode(mode: str | None, objective: str, modes: Modes) -> str:
         modes: EVAL_MODES or SCORE_MODES.
 
     Raises:
-        ValueError: the mode does not fit the objective.
+        InputError: the mode does not fit the objective.
     """
     fitting = modes[objective]
     if mode is None or mode in fitting:
@@ -36,4 +38,4 @@ def resolve_mode(mode: str | None, objective: str, modes: Modes) -> str:
     if mode == "causal" and "any-order" in fitting:
         others = " or ".join(name for name in fitting if name != "any-order")
         remedy = f"Set mode=any-order with one order, the chain rule from left to right; or mode={others}."
-    raise ValueError(f"mode={mode} is invalid for a {objective} model: its modes are {', '.join(fitting)}. {remedy}")
+    raise InputError(f"mode={mode} is invalid for a {objective} model: its modes are {', '.join(fitting)}. {remedy}")

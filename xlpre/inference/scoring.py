@@ -32,6 +32,7 @@ import numpy as np
 import torch
 
 from xlpre.batch import HIDDEN_RANK, Batch, make_batch
+from xlpre.common.errors import InputError
 from xlpre.data.window_layout import SEGMENT_A, SEGMENT_CLS
 from xlpre.inference.cloze import unmasked_batch
 from xlpre.inference.modes import SCORE_MODES, resolve_mode
@@ -145,12 +146,12 @@ def score(
         One score per text, in order.
 
     Raises:
-        ValueError: a text has no tokens; the mode does not fit the objective; or another argument is invalid.
+        InputError: a text has no tokens; the mode does not fit the objective; or another argument is invalid.
     """
     mode = resolve_mode(mode, resolve_objective(objective, model.backbone.two_streams), SCORE_MODES)
     for name, value in (("n_orders", n_orders), ("window", window), ("batch_tokens", batch_tokens)):
         if value < 1:
-            raise ValueError(f"{name}={value} is invalid: it must be at least 1.")
+            raise InputError(f"{name}={value} is invalid: it must be at least 1.")
     if not len(texts):
         return []
     ids = encode_texts(tokenizer, texts)
@@ -198,12 +199,12 @@ def order_consistency(
         report_progress: callback.
 
     Raises:
-        ValueError: see `score`; there are no texts; or there are fewer than 2 orders.
+        InputError: see `score`; there are no texts; or there are fewer than 2 orders.
     """
     if n_orders < 2:
-        raise ValueError(f"n_orders={n_orders} is invalid: a spread needs at least 2 orders.")
+        raise InputError(f"n_orders={n_orders} is invalid: a spread needs at least 2 orders.")
     if not len(texts):
-        raise ValueError("texts=[] is invalid: there must be at least one text.")
+        raise InputError("texts=[] is invalid: there must be at least one text.")
     scores = score(
         model,
         tokenizer,
@@ -238,16 +239,16 @@ def encode_texts(
         name_of_text: returns the name of a text in error messages from its index.
 
     Raises:
-        ValueError: a text has no tokens, or cannot be encoded.
+        InputError: a text has no tokens, or cannot be encoded.
     """
     if isinstance(texts, str):
-        raise ValueError(f"texts={texts!r:.60} is invalid: it must be a list of texts. Write [text].")
+        raise InputError(f"texts={texts!r:.60} is invalid: it must be a list of texts. Write [text].")
     encoded = []
     for index, text in enumerate(texts):
         ids = np.asarray(tokenizer.encode(text) if isinstance(text, str) else text)
         if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
             problem = "a text needs at least one token" if not ids.size else "it must be a text or its token ids"
-            raise ValueError(f"{name_of_text(index)}={text!r:.60} is invalid: {problem}. Correct or remove it.")
+            raise InputError(f"{name_of_text(index)}={text!r:.60} is invalid: {problem}. Correct or remove it.")
         encoded.append(ids.astype(np.int64))
     return encoded
 

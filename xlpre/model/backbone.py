@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from xlpre.batch import Batch
+from xlpre.common.errors import InputError
 from xlpre.model.attention_mask import AttentionMeta, max_key_distance
 from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
@@ -100,7 +101,7 @@ class Backbone(nn.Module):
             Hidden states (B, n_cls + P, D), that of <cls> first if `reads_cls` is set, and memory of M tokens for the next window.
 
         Raises:
-            ValueError: memory or embeddings do not fit the model or the batch.
+            InputError: memory or embeddings do not fit the model or the batch.
         """
         self.check_inputs(batch, memory, embeddings)
         length = batch.input_ids.size(1)
@@ -122,17 +123,17 @@ class Backbone(nn.Module):
         """Check shapes and dtypes of the inputs of `forward`.
 
         Raises:
-            ValueError: memory or embeddings do not fit the model or the batch.
+            InputError: memory or embeddings do not fit the model or the batch.
         """
         if not isinstance(batch, Batch) or not isinstance(memory, BaseMemory):
-            raise ValueError(
+            raise InputError(
                 f"inputs of type {type(batch).__name__} and {type(memory).__name__} are invalid: a model reads a Batch and a Memory. "
                 "Build them with xlpre.inference.cloze.unmasked_batch(token_ids) and backbone.initial_memory(rows=B, mem_len=0)."
             )
         memory.check(self.config, len(batch.input_ids), self.mask_embedding)
         expected = (*batch.input_ids.shape, self.config.d_model)
         if embeddings is not None and embeddings.shape != expected:
-            raise ValueError(
+            raise InputError(
                 f"embeddings of shape {tuple(embeddings.shape)} are invalid: the shape must be {expected}. "
                 "Pass word_embedding(batch.input_ids)."
             )
@@ -151,15 +152,15 @@ class Backbone(nn.Module):
             scheme, the keys of memory change from window to window and cannot be stored.
 
         Raises:
-            ValueError: the model is in training mode, gradients are enabled, or `memory` is not a Memory of this model.
+            InputError: the model is in training mode, gradients are enabled, or `memory` is not a Memory of this model.
         """
         if not isinstance(memory, Memory):
-            raise ValueError(
+            raise InputError(
                 f"memory of type {type(memory).__name__} is invalid: a KVCache is made from a Memory. "
                 "Pass backbone.initial_memory(rows=B)."
             )
         if self.training or torch.is_grad_enabled():
-            raise ValueError(
+            raise InputError(
                 "a KVCache is available in evaluation only. Call model.eval() and run under torch.no_grad()."
             )
         memory.check(self.config, len(memory.valid), self.mask_embedding)

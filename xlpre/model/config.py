@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Literal
 
+from xlpre.common.errors import InputError
 from xlpre.common.messages import as_yaml
 from xlpre.config.schema_docs import check_choices
 
@@ -109,31 +110,31 @@ class ModelConfig:
             value = getattr(self, name)
             if value is not None and value < minimum:
                 optional = " Or set null." if type(self).__dataclass_fields__[name].default is None else ""
-                raise ValueError(f"model.{name}={value} is invalid: it must be at least {minimum}.{optional}")
+                raise InputError(f"model.{name}={value} is invalid: it must be at least {minimum}.{optional}")
         if self.n_layer > MAX_LAYERS:
-            raise ValueError(
+            raise InputError(
                 f"model.n_layer={self.n_layer} is invalid: it must be at most {MAX_LAYERS}. Set fewer layers."
             )
         for name in ("norm_eps", "init_std"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"model.{name}={getattr(self, name)} is invalid: it must be positive.")
+                raise InputError(f"model.{name}={getattr(self, name)} is invalid: it must be positive.")
         for name in ("dropout", "dropatt"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"model.{name}={getattr(self, name)} is invalid: it must be at least 0 and below 1.")
+                raise InputError(f"model.{name}={getattr(self, name)} is invalid: it must be at least 0 and below 1.")
         if self.d_model % 2:
-            raise ValueError(f"model.d_model={self.d_model} is invalid: it must be even. Set an even width.")
+            raise InputError(f"model.d_model={self.d_model} is invalid: it must be even. Set an even width.")
         if not self.d_head and self.d_model % self.n_head:
-            raise ValueError(
+            raise InputError(
                 f"model.d_model={self.d_model} is invalid: it must be a multiple of model.n_head={self.n_head}. "
                 "Change one of them, or set model.d_head."
             )
         if self.attention_span == "exclude_self_slot" and self.mem_len == 0:
-            raise ValueError(
+            raise InputError(
                 "model.attention_span=exclude_self_slot is invalid with model.mem_len=0: no key would be visible. "
                 "Set model.attention_span=all."
             )
         if self.final_norm and self.norm == "post":
-            raise ValueError(
+            raise InputError(
                 "model.final_norm=true is invalid with model.norm=post: its layers normalize their output. "
                 "Set model.norm=pre, or model.final_norm=false."
             )
@@ -144,24 +145,24 @@ class ModelConfig:
         is_learned = self.positions in ("shaw", "learned")
         if is_learned != (self.n_positions is not None) or (self.n_positions is not None and self.n_positions < 1):
             remedy = "seq_len + mem_len" if is_learned else "null"
-            raise ValueError(
+            raise InputError(
                 f"model.n_positions={as_yaml(self.n_positions)} is invalid with model.positions={self.positions}: it must be at least 1 "
                 f"with model.positions=shaw or learned, and null otherwise. Set model.n_positions={remedy}."
             )
         if self.clamp_len is not None and self.positions == "learned":
-            raise ValueError(
+            raise InputError(
                 f"model.clamp_len={self.clamp_len} is invalid with model.positions=learned: model.n_positions already limits the "
                 "distance. Set model.clamp_len=null."
             )
         if self.init_scheme == "local" and self.positions != "relative":
-            raise ValueError(
+            raise InputError(
                 f"model.init_scheme=local is invalid with model.positions={self.positions}: it needs model.positions=relative. "
                 "Set model.init_scheme=published."
             )
 
     def _check_clusters(self) -> None:
         if self.div_value < 1 or (self.div_value > 1 and not self.cutoffs):
-            raise ValueError(
+            raise InputError(
                 f"model.div_value={self.div_value} is invalid: it must be at least 1, and exactly 1 without model.cutoffs. "
                 "Set model.div_value=1 or model.cutoffs."
             )
@@ -170,16 +171,16 @@ class ModelConfig:
             vocabulary = (
                 f"the vocabulary size {self.vocab_size}" if self.vocab_size else "the vocabulary size of the store"
             )
-            raise ValueError(
+            raise InputError(
                 f"model.cutoffs={self.cutoffs} is invalid: the values must increase and lie between 0 and {vocabulary}."
             )
         if self.embedding_width // self.div_value ** len(self.cutoffs) < 1:
-            raise ValueError(
+            raise InputError(
                 f"model.div_value={self.div_value} is invalid: the last of {len(self.cutoffs) + 1} clusters would have width 0. "
                 f"The first has width {self.embedding_width}. Decrease model.div_value or increase model.d_embed."
             )
         if len(self.tie_projections) not in (0, len(self.cutoffs) + 1):
-            raise ValueError(
+            raise InputError(
                 f"model.tie_projections={self.tie_projections} is invalid: it must be [] or have one value for each of the "
                 f"{len(self.cutoffs) + 1} clusters of model.cutoffs."
             )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from xlpre.common.errors import InputError
 from xlpre.model.config import ModelConfig
 
 
@@ -19,10 +20,10 @@ def build_embedding(config: ModelConfig) -> nn.Module:
     """Build the embedding of `config`. The backbone initializes its parameters.
 
     Raises:
-        ValueError: the vocabulary size is not set.
+        InputError: the vocabulary size is not set.
     """
     if config.vocab_size is None:
-        raise ValueError(
+        raise InputError(
             "model.vocab_size=null is invalid: a model needs the size of its vocabulary. "
             "Set it to len(tokenizer) or the store's vocab_size."
         )
@@ -42,13 +43,13 @@ def look_up(ids: Tensor, table: Tensor) -> Tensor:
         (..., D).
 
     Raises:
-        ValueError: an id is outside the table (on a CPU). On a GPU, ids are not checked, because that would synchronize with the device;
+        InputError: an id is outside the table (on a CPU). On a GPU, ids are not checked, because that would synchronize with the device;
             such an id aborts the process.
     """
     try:
         return F.embedding(ids, table)
     except IndexError:
-        raise ValueError(
+        raise InputError(
             f"token ids from {int(ids.min())} to {int(ids.max())} are invalid: the model has {len(table)} tokens, 0 to {len(table) - 1}. "
             "Encode the text with the tokenizer of the model (ModelFolder.tokenizer)."
         ) from None
@@ -149,7 +150,7 @@ class AdaptiveEmbedding(nn.Module):
             by_cluster.append((index, cluster(ids[index])))
         # a compiled graph cannot depend on the counts
         if not torch.compiler.is_compiling() and sum(index.numel() for index, _ in by_cluster) < ids.numel():
-            raise ValueError(f"the token ids are invalid: they must be at least 0 and below {self.parts[-1].high}.")
+            raise InputError(f"the token ids are invalid: they must be at least 0 and below {self.parts[-1].high}.")
         embeddings = by_cluster[0][1].new_zeros(ids.size(0), self.width)
         for index, values in by_cluster:
             embeddings = embeddings.index_add(0, index, values)

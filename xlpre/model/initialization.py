@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import swap_tensors
 
+from xlpre.common.errors import InputError
 from xlpre.model.config import ModelConfig
 from xlpre.model.positions import PositionTerm, sinusoid_table
 
@@ -66,7 +67,7 @@ def build_with_weights(weights: Mapping[str, Tensor] | None, build: Callable[[],
         build: returns the module.
 
     Raises:
-        ValueError: see `load_weights`.
+        InputError: see `load_weights`.
     """
     with torch.device("meta"):
         module = build()
@@ -87,15 +88,15 @@ def load_weights(weights: Mapping[str, Tensor], module: nn.Module) -> None:
         module: module to load into.
 
     Raises:
-        ValueError: the weights of a parameter are missing or have another shape.
+        InputError: the weights of a parameter are missing or have another shape.
     """
     for name, parameter in module.named_parameters():
         if name not in weights:
-            raise ValueError(
+            raise InputError(
                 f"the weights of {name} are missing: the model needs shape {tuple(parameter.shape)}. Use weights of this config."
             )
         if weights[name].shape != parameter.shape:
-            raise ValueError(
+            raise InputError(
                 f"the weights of {name} with shape {tuple(weights[name].shape)} are invalid: the model needs {tuple(parameter.shape)}. "
                 "Use weights of this config."
             )

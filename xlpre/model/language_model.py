@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from xlpre.batch import Batch
+from xlpre.common.errors import InputError
 from xlpre.model.backbone import Backbone
 from xlpre.model.config import ModelConfig
 from xlpre.model.lm_head import build_lm_head
@@ -47,7 +48,7 @@ class LanguageModel(nn.Module):
             auxiliary head.
 
         Raises:
-            ValueError: memory does not fit the model or the batch; or, on a CPU, a token id is outside the vocabulary (on a GPU, such an id
+            InputError: memory does not fit the model or the batch; or, on a CPU, a token id is outside the vocabulary (on a GPU, such an id
                 aborts the process).
         """
         self.backbone.check_inputs(batch, memory)
@@ -68,10 +69,10 @@ class LanguageModel(nn.Module):
             Mean loss over the targets, weighted by `batch.target_weights`, then for each auxiliary head its mean loss over the batch rows.
 
         Raises:
-            ValueError: targets, weights and positions of targets differ in shape.
+            InputError: targets, weights and positions of targets differ in shape.
         """
         if not batch.targets.shape == batch.target_weights.shape == batch.target_positions.shape:
-            raise ValueError(
+            raise InputError(
                 f"Batch.targets of shape {tuple(batch.targets.shape)} with target_weights of shape {tuple(batch.target_weights.shape)} is "
                 f"invalid: both need the shape of target_positions, {tuple(batch.target_positions.shape)}. Replace all three together."
             )

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from xlpre.batch import HIDDEN_RANK
+from xlpre.common.errors import InputError
 from xlpre.model.config import ModelConfig
 
 MEMORY_RANK = -1  # rank of visible memory, below the rank of every token of the window
@@ -91,7 +92,7 @@ class BaseMemory(ABC):
         """Check that this memory fits a model of shape `config`, weights with the dtype of `like`, and a batch of `rows` rows.
 
         Raises:
-            ValueError: the shape or the dtype of memory does not fit.
+            InputError: the shape or the dtype of memory does not fit.
         """
 
     @abstractmethod
@@ -161,7 +162,7 @@ class Memory(BaseMemory):
         shape, expected = tuple(self.hidden.shape), (config.n_layer, rows, self.mem_len, config.d_model)
         wrong_dtype = self.hidden.dtype != like.dtype and not torch.is_autocast_enabled(like.device.type)
         if shape != expected or wrong_dtype or len(self.valid) != rows:
-            raise ValueError(
+            raise InputError(
                 f"Memory.hidden of shape {shape} and {self.hidden.dtype}, with Memory.valid of {len(self.valid)} rows, is invalid: "
                 f"this model and a batch of {rows} rows need {expected} and {like.dtype}. "
                 f"Start with initial_memory(config, rows={rows}, dtype={like.dtype})."
@@ -225,7 +226,7 @@ class KVCache(BaseMemory):
             like.device.type
         )
         if shapes != [expected] * config.n_layer or not is_converted or len(self.valid) != rows:
-            raise ValueError(
+            raise InputError(
                 f"KVCache with {len(shapes)} layers of keys of shape {shapes[0]} and {dtype}, and KVCache.valid of {len(self.valid)} rows, "
                 f"is invalid: this model and a batch of {rows} rows need {config.n_layer} layers of {expected} and {like.dtype}. "
                 f"Start with backbone.to_kv_cache(initial_memory(config, rows={rows}, dtype={like.dtype}))."
@@ -287,12 +288,12 @@ def initial_memory(
         dtype: dtype of the model's weights.
 
     Raises:
-        ValueError: `mem_len` is negative or `initial` is unknown.
+        InputError: `mem_len` is negative or `initial` is unknown.
     """
     length = config.mem_len if mem_len is None else mem_len
     if length < 0:
-        raise ValueError(f"mem_len={length} is invalid: it must be at least 0. Set mem_len=0 for no memory.")
+        raise InputError(f"mem_len={length} is invalid: it must be at least 0. Set mem_len=0 for no memory.")
     if initial not in ("empty", "zeros"):
-        raise ValueError(f"initial={initial!r} is invalid: it must be 'empty' or 'zeros'.")
+        raise InputError(f"initial={initial!r} is invalid: it must be 'empty' or 'zeros'.")
     hidden = torch.zeros(config.n_layer, rows, length, config.d_model, device=device, dtype=dtype)
     return Memory(hidden, torch.full((rows,), length if initial == "zeros" else 0, device=device))

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from xlpre.common.errors import InputError
 from xlpre.config.schema_docs import check_choices
 from xlpre.data.rng import RowRng
 from xlpre.data.window_layout import Windows
@@ -24,8 +25,9 @@ class ObjectiveConfig:
         max_span: targets come in spans of 1 to `max_span` words. A span of n words has probability proportional to 1/n.
         span_ends: where a span ends. `whole_words`: a span ends where its last word ends. `as_released`: a span of n words
             is n tokens long, as in the published code, so it may end inside a word.
-        left_to_right: share of the windows of a permutation model that are predicted from left to right instead of in a random order. Each
-            token sees only the tokens before it, as with `causal`. Evaluation uses random orders.
+        left_to_right: share of the windows of a permutation model that are predicted in reading direction instead of in a random order.
+            Each token sees only the tokens before it, as with `causal`. Backward rows are read from right to left. Evaluation uses
+            random orders.
         independent: share of the windows of a permutation model whose targets do not see each other, as with `denoising`.
         loss_on: positions of a causal window whose loss is minimized. `all`: every position. `second_half`: positions after the
             middle of the window, which have at least half a window of context ("half" in Transformer-XL's Table 6). Evaluation
@@ -49,27 +51,27 @@ class ObjectiveConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 hint = " Set objective.max_span=1 to predict single words." if name == "max_span" else ""
-                raise ValueError(f"objective.{name}={value} is invalid: it must be at least 1.{hint}")
+                raise InputError(f"objective.{name}={value} is invalid: it must be at least 1.{hint}")
         for name in ("left_to_right", "independent"):
             if not 0 <= (share := getattr(self, name)) <= 1:
-                raise ValueError(f"objective.{name}={share} is invalid: it must be between 0 and 1.")
+                raise InputError(f"objective.{name}={share} is invalid: it must be between 0 and 1.")
             if share and self.name != "permutation":
-                raise ValueError(
+                raise InputError(
                     f"objective.{name}={share} is invalid with objective.name={self.name}: it changes factorization orders. "
                     f"Set objective.{name}=0, or objective.name=permutation."
                 )
         if self.left_to_right + self.independent > 1:
-            raise ValueError(
+            raise InputError(
                 f"objective.independent={self.independent} is invalid with objective.left_to_right={self.left_to_right}: "
                 "their sum must be at most 1. Lower one of them."
             )
         if self.loss_on != "all" and self.name != "causal":
-            raise ValueError(
+            raise InputError(
                 f"objective.loss_on={self.loss_on} is invalid with objective.name={self.name}: it selects positions of causal windows. "
                 "Set objective.loss_on=all, or objective.name=causal."
             )
         if self.next_sentence and self.name == "causal":
-            raise ValueError(
+            raise InputError(
                 "objective.next_sentence=true is invalid with objective.name=causal: plain text has no segment B. "
                 "Set objective.name=permutation or denoising, or objective.next_sentence=false."
             )

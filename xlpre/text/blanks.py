@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from xlpre.common.errors import InputError
+
 BLANK = "____"
 # two underscores are part of many names in code, such as __init__
 _PATTERN = re.compile(r"_{3,}(?P<length>\{ *(?P<shortest>\d+) *(?:, *(?P<longest>\d+) *)?\}|\{[^}\s]*\}?)?")
@@ -44,13 +46,13 @@ def find_blanks(text: str) -> Iterator[Blank]:
     """Yield the blanks of a text.
 
     Raises:
-        ValueError: the number of pieces of a blank is malformed.
+        InputError: the number of pieces of a blank is malformed.
     """
     for match in _PATTERN.finditer(text):
         shortest = int(match["shortest"] or (0 if match["length"] else 1))
         longest = int(match["longest"] or shortest)
         if not 1 <= shortest <= longest:
-            raise ValueError(
+            raise InputError(
                 f"{match[0]} is invalid: the number of pieces of a blank is at least 1, or a range. "
                 f"Write {BLANK}{{3}} or {BLANK}{{1,4}}."
             )

@@ -11,8 +11,10 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
+from xlpre.common.errors import InputError
 from xlpre.text.docstring_corpus import read_docstrings
 from xlpre.text.document import (
     MAX_DOCUMENT_CHARS,
@@ -52,7 +54,7 @@ class TextConfig:
             hub; `hf:./FOLDER` for a dataset on disk.
         mixture: several sources instead of `source`, each with a weight, as in `{"wiki/*.txt.gz": 2, "hf:owner/data": 0.5}`. The weight
             is the number of times that training sees each document in an epoch: 2 is twice, and 0.5 is half of the documents. On the
-            command line, `text.source` and `text.mixture` replace both settings of the file.
+            command line, `text.source` and `text.mixture` replace both settings of the file. A vocabulary is trained without weights.
         column: field of a jsonl, parquet or hub row that holds the text.
         row_type: content of a jsonl, parquet or hub row. `documents`: a whole document. `lines`: one line of text, with an empty line
             at the end of a document, as in a .txt file.
@@ -63,7 +65,8 @@ class TextConfig:
             vocabulary of bytes, characters or words, and `val_source`.
         split: split of a hub dataset.
         max_chars: number of characters after which reading a source stops, at the end of a document. null: no limit.
-        deduplicate: drop documents whose text is identical to that of an earlier document.
+        deduplicate: drop documents whose text is identical to that of an earlier document, and training documents that are also in
+            `val_source`.
         val_fraction: fraction of the documents for validation. They are selected by a hash of their text.
         val_source: source of the validation text, used instead of `val_fraction`. It must not overlap `source`. null: none.
         num_processes: number of processes that encode the text. null: one per core.
@@ -83,20 +86,20 @@ class TextConfig:
 
     def __post_init__(self) -> None:
         if not 0 < self.val_fraction < 0.5:
-            raise ValueError(
+            raise InputError(
                 f"text.val_fraction={self.val_fraction} is invalid: it must be above 0 and below 0.5. Set 0.01, for example."
             )
         if self.max_chars is not None and self.max_chars < 1:
-            raise ValueError(
+            raise InputError(
                 f"text.max_chars={self.max_chars} is invalid: it must be at least 1. Set null to read everything."
             )
         if self.num_processes is not None and self.num_processes < 1:
-            raise ValueError(
+            raise InputError(
                 f"text.num_processes={self.num_processes} is invalid: it must be at least 1. Set null for one per core."
             )
         for source, weight in self.mixture.items():
             if weight <= 0:
-                raise ValueError(
+                raise InputError(
                     f"text.mixture={{{source!r}: {weight}}} is invalid: weights must be positive. Remove the source to leave it out."
                 )
 
@@ -104,6 +107,11 @@ class TextConfig:
     def sources(self) -> dict[str, float]:
         """The weight of each source: the number of times that training sees each of its documents."""
         return self.mixture or {self.source: 1.0}
+
+    @property
+    def source_key(self) -> str:
+        """The setting that names the sources, for error messages."""
+        return "text.mixture" if self.mixture else "text.source"
 
 
 @dataclass(frozen=True)
@@ -127,7 +135,7 @@ class ReadUnit:
     modified_ns: int = 0
 
 
-def list_units(config: TextConfig, key: str = "text.source") -> list[list[ReadUnit]]:
+def list_units(config: TextConfig, key: str | None = None) -> list[list[ReadUnit]]:
     """Return groups of units that can be read in parallel. The units of a group are read one after another.
 
     A large unit forms its own group; small units share groups. With `max_chars`, which limits a whole source, all units of a source form
@@ -135,11 +143,12 @@ def list_units(config: TextConfig, key: str = "text.source") -> list[list[ReadUn
 
     Args:
         config: text settings.
-        key: setting or argument that names the sources, for error messages.
+        key: setting or argument that names the sources, for error messages. None: `config.source_key`.
 
     Raises:
-        ValueError: a glob matches no file, a file is of an unknown kind, or a dataset cannot be loaded.
+        InputError: a glob matches no file, a file is of an unknown kind, or a dataset cannot be loaded.
     """
+    key = key or config.source_key
     by_source = [units for item in config.sources.items() if (units := _units_of_source(*item, config, key))]
     if config.max_chars is not None:
         return by_source
@@ -152,7 +161,7 @@ def list_val_units(config: TextConfig) -> list[list[ReadUnit]]:
 
 
 def check_disjoint(units: Sequence[ReadUnit], val_units: Sequence[ReadUnit]) -> None:
-    """Raise ValueError if training text and validation text (`val_source`) have a part of a file or dataset in common."""
+    """Raise InputError if training text and validation text (`val_source`) have a part of a file or dataset in common."""
     by_source: dict[str, list[ReadUnit]] = {}
     for unit in val_units:
         by_source.setdefault(os.path.realpath(unit.source), []).append(unit)
@@ -160,7 +169,7 @@ def check_disjoint(units: Sequence[ReadUnit], val_units: Sequence[ReadUnit]) -> 
         for other in by_source.get(os.path.realpath(unit.source), []):
             ends = [float("inf") if end is None else end for end in (unit.end, other.end)]
             if unit.begin < ends[1] and other.begin < ends[0]:
-                raise ValueError(
+                raise InputError(
                     f"text.val_source is invalid: {other.source} is part of text.source too, so training would read validation text. "
                     "Name text for validation that text.source does not match."
                 )
@@ -173,7 +182,7 @@ def validation_text(config: TextConfig) -> TextConfig:
 
 def source_files(config: TextConfig, sources: Iterable[str] | None = None) -> dict[str, int]:
     """Return the sizes in bytes of the files of `sources`, by path, including datasets on disk. Default: all, with the validation text."""
-    keys = dict.fromkeys(config.sources if sources is None else sources, "text.source")
+    keys = dict.fromkeys(config.sources if sources is None else sources, config.source_key)
     if sources is None and config.val_source is not None:
         keys.setdefault(config.val_source, VAL_KEY)
     keys.pop("docstrings", None)
@@ -184,7 +193,7 @@ def source_files(config: TextConfig, sources: Iterable[str] | None = None) -> di
     return {str(path): path.stat().st_size for files in paths for path in files}
 
 
-def read_documents(config: TextConfig, key: str = "text.source") -> Iterator[Document]:
+def read_documents(config: TextConfig, key: str | None = None) -> Iterator[Document]:
     """Yield the documents of all sources in order. Documents and their lines are not empty.
 
     Args:
@@ -192,14 +201,14 @@ def read_documents(config: TextConfig, key: str = "text.source") -> Iterator[Doc
         key: see `list_units`.
 
     Raises:
-        ValueError: a file cannot be read, or there is no text.
+        InputError: a file cannot be read, or there is no text.
     """
     document = None
     for units in list_units(config, key):
         for document in read_units(units, config, ByteCounter()):
             yield document
     if document is None:
-        raise ValueError(empty_text_message(config, key))
+        raise InputError(empty_text_message(config, key))
 
 
 def read_units(units: Sequence[ReadUnit], config: TextConfig, counter: ByteCounter) -> Iterator[Document]:
@@ -224,22 +233,25 @@ def sample_lines(config: TextConfig, n_chars: int) -> list[str]:
     """Return lines with about `n_chars` characters in total, from the beginnings of up to 100 groups of units."""
     groups = list_units(config)
     groups = groups[:: -(-len(groups) // MAX_SAMPLED_GROUPS)]
+    share = -(-n_chars // len(groups))
     lines: list[str] = []
     for group in groups:
         size = 0
-        for document in read_units(group, config, ByteCounter()):
-            lines += document
-            size += sum(map(len, document))
-            if size >= n_chars / len(groups):
+        # with max_chars, a verbatim text is divided into documents of this size
+        documents = read_units(group, dataclasses.replace(config, max_chars=share), ByteCounter())
+        for line in chain.from_iterable(documents):
+            if size >= share:
                 break
+            lines.append(line[: share - size])
+            size += len(line)
     return lines
 
 
-def empty_text_message(config: TextConfig, key: str = "text.source") -> str:
+def empty_text_message(config: TextConfig, key: str | None = None) -> str:
     """Return the error message for a corpus without text. `key`: see `list_units`."""
     has_small_weight = any(weight < 1 for weight in config.sources.values())
     reason = "holds no text" + (", or text.mixture takes too little of it" if has_small_weight else "")
-    return f"{key}={' '.join(config.sources)} is invalid: it {reason}. Name a source with text."
+    return f"{key or config.source_key}={' '.join(config.sources)} is invalid: it {reason}. Name a source with text."
 
 
 def _group_small_units(units: list[ReadUnit]) -> Iterator[list[ReadUnit]]:
@@ -265,7 +277,7 @@ def _group_small_units(units: list[ReadUnit]) -> Iterator[list[ReadUnit]]:
 
 def _units_of_source(source: str, weight: float, config: TextConfig, key: str) -> list[ReadUnit]:
     if config.line_type == "verbatim" and (source == "docstrings" or is_hf_dataset(source)):
-        raise ValueError(
+        raise InputError(
             f"{key}={source} is invalid: text.line_type=verbatim reads text files. Name files, or set text.line_type=paragraphs."
         )
     if source == "docstrings":
@@ -295,7 +307,7 @@ def split_range(source: str, key: str = "text.source") -> tuple[str, int, int | 
         return source, 0, None
     begin, end = int(match[2] or 0), int(match[3]) if match[3] else None
     if end is not None and end <= begin:
-        raise ValueError(f"{key}={source} is invalid: the range has no bytes. Set its end above {begin}.")
+        raise InputError(f"{key}={source} is invalid: the range has no bytes. Set its end above {begin}.")
     return match[1], begin, end
 
 
@@ -329,7 +341,7 @@ def _matching_files(pattern: str, config: TextConfig, key: str) -> list[Path]:
         pattern, _, _ = split_range(pattern, key)
     paths = [Path(pattern)] if Path(pattern).is_file() else sorted(map(Path, glob.glob(pattern, recursive=True)))
     if not paths:
-        raise ValueError(
+        raise InputError(
             f"{key}={pattern} is invalid: no file matches it. Set a glob such as 'wiki/*.txt.gz', docstrings, or hf:OWNER/NAME."
         )
     unique: dict[str, Path] = {}

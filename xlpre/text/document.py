@@ -6,12 +6,16 @@ A document is a list of lines without repeated spaces. The lines of a verbatim d
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
+
+from xlpre.common.errors import InputError
 
 Document = list[str]
 LineType = Literal["paragraphs", "sentences", "verbatim"]
 RowType = Literal["documents", "lines"]
+LINE_END = re.compile(r"\r\n|\n|\r")  # str.splitlines also splits at form feeds and some other characters
 MAX_DOCUMENT_CHARS = 16_000_000  # longer documents are split
 
 
@@ -71,29 +75,33 @@ def documents_from_rows(
         row_type: whether a row is a document or a line of text.
 
     Raises:
-        ValueError: a row has no text.
+        InputError: a row has no text.
     """
     texts = _column(rows, column)
     if row_type == "lines":
         yield from _split_at_empty_lines(texts)
         return
     for text in texts:
-        yield from _split_at_empty_lines(line for line in text.splitlines() if line.strip())
+        yield from _split_at_empty_lines(line for line in LINE_END.split(text) if line.strip())
 
 
 def _column(rows: Iterable[tuple[str, dict[str, Any]]], column: str) -> Iterator[str]:
     for location, row in rows:
+        if not row:
+            raise InputError(f"{location} is empty. Remove the row.")
         if column not in row:
-            raise ValueError(
+            raise InputError(
                 f"text.column={column} is invalid: {location} has no such field. Set text.column (evaluate.py: --column) to one of "
                 f"{', '.join(row)}."
             )
         if not isinstance(row[column], str):
             others = ", ".join(key for key in row if key != column)
-            raise ValueError(
+            raise InputError(
                 f"{location}: {column!r} must be text, not {json.dumps(row[column], default=str)[:60]}. Remove the row"
                 + (f", or set text.column to one of {others}." if others else ".")
             )
+        if "\0" in row[column]:
+            raise InputError(f"{location}: there is a zero character in {column!r}. Check that the field is text.")
         yield row[column]
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from xlpre.common.errors import InputError
+
 HF_PREFIX = "hf:"
 SAVED_DATASET_FILES = ("dataset_dict.json", "state.json")  # written by `save_to_disk`
 
@@ -27,7 +29,7 @@ def read_hf_rows(source: str, split: str) -> Iterator[dict[str, Any]]:
     """Yield the rows of a split of the dataset `source` in order.
 
     Raises:
-        ValueError: the dataset cannot be loaded or read.
+        InputError: the dataset cannot be loaded or read.
     """
     return iterate_rows(open_stream(source, split, ""), repr(source))
 
@@ -36,7 +38,7 @@ def open_stream(source: str, split: str, key: str = "text.source=") -> Any:
     """Open a split of the dataset `source` for streaming. Error messages start with `key` and `source`.
 
     Raises:
-        ValueError: the dataset cannot be loaded.
+        InputError: the dataset cannot be loaded.
     """
     import datasets
 
@@ -56,7 +58,8 @@ def open_stream(source: str, split: str, key: str = "text.source=") -> Any:
             return datasets.load_dataset(head, tail, split=split, streaming=True)  # NAME/CONFIG
     except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
         message = " ".join(str(error).split()).rstrip(".")
-        raise ValueError(f"{key}{source!r} could not be loaded: {message}. Check its name and the network.") from None
+        remedy = "Set text.split to one of them." if "split" in message.lower() else "Check its name and the network."
+        raise InputError(f"{key}{source!r} could not be loaded: {message}. {remedy}") from None
 
 
 def iterate_rows(stream: Any, origin: str) -> Iterator[dict[str, Any]]:
@@ -67,7 +70,7 @@ def iterate_rows(stream: Any, origin: str) -> Iterator[dict[str, Any]]:
         origin: name of the dataset in error messages.
 
     Raises:
-        ValueError: a row cannot be read.
+        InputError: a row cannot be read.
     """
     n_read = 0
     rows = iter(stream)
@@ -77,7 +80,7 @@ def iterate_rows(stream: Any, origin: str) -> Iterator[dict[str, Any]]:
         except StopIteration:
             return
         except Exception as error:  # noqa: BLE001 - networks and codecs raise many types
-            raise ValueError(
+            raise InputError(
                 f"{origin}, after row {n_read}: cannot be read: {' '.join(str(error).split())}. Run the same command again to resume."
             ) from None
         n_read += 1
@@ -91,6 +94,6 @@ def _load_from_disk(folder: str, split: str) -> Any:
     dataset = datasets.load_from_disk(folder)
     if isinstance(dataset, dict):
         if split not in dataset:
-            raise ValueError(f"Bad split: {split}. Available splits: {list(dataset)}")
+            raise InputError(f"Bad split: {split}. Available splits: {list(dataset)}")
         dataset = dataset[split]
     return dataset.to_iterable_dataset(num_shards=max(1, len(dataset.cache_files)))

@@ -6,6 +6,8 @@ import json
 import re
 from typing import Any
 
+from xlpre.common.errors import InputError
+
 SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")  # escape of half of a character outside 16 bits
 
 
@@ -13,7 +15,7 @@ def parse_object(text: str, location: str) -> dict[str, Any]:
     """Return the JSON object in a text. Error messages start with `location`.
 
     Raises:
-        ValueError: the text is not a JSON object, or contains an unpaired surrogate.
+        InputError: the text is not a JSON object, or contains an unpaired surrogate.
     """
     try:
         value = json.loads(text)
@@ -26,18 +28,18 @@ def parse_object(text: str, location: str) -> dict[str, Any]:
             if is_truncated
             else ""
         )
-        raise ValueError(f"{location}: not JSON ({error.msg} at character {error.pos}).{remedy}") from None
+        raise InputError(f"{location}: not JSON ({error.msg} at character {error.pos}).{remedy}") from None
     except UnicodeEncodeError as error:
         half = f"\\u{ord(error.object[error.start]):04x}"
-        raise ValueError(f"{location}: {half} is an unpaired surrogate, half of a character. Remove it.") from None
+        raise InputError(f"{location}: {half} is an unpaired surrogate, half of a character. Remove it.") from None
     except (RecursionError, ValueError) as error:  # very deep nesting, or a number with thousands of digits
-        raise ValueError(
+        raise InputError(
             f"{location}: cannot be read as JSON ({str(error).partition(';')[0]}). Correct or remove it."
         ) from None
     if not isinstance(value, dict):
         is_list_of_objects = value and isinstance(value, list) and isinstance(value[0], dict)
         remedy = _jsonl_remedy(text) if is_list_of_objects else ""
-        raise ValueError(f"{location}: must be a JSON object, not a {type(value).__name__}.{remedy}")
+        raise InputError(f"{location}: must be a JSON object, not a {type(value).__name__}.{remedy}")
     return value
 
 

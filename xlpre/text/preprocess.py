@@ -32,7 +32,7 @@ def preprocess_text(text: str, lower: bool = False, remove_space: bool = True, k
         text = " ".join(text.split())
     for quote in ("``", "''"):
         text = text.replace(quote, '"')
-    if not keep_accents:
+    if not keep_accents and not text.isascii():
         text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
     return text.lower() if lower else text
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
+from xlpre.common import os_errors
+from xlpre.common.errors import InputError
 from xlpre.text.json_objects import parse_object
 
 COMPRESSED_SUFFIXES = (".gz", ".zst")
@@ -41,21 +43,21 @@ def file_kind(path: Path, key: str = "text.source", any_name: bool = False) -> s
         any_name: the file has verbatim text and may have any name; the kind is `.txt`.
 
     Raises:
-        ValueError: `path` is a folder, a broken link, a pipe, a device, or a file of another kind.
+        InputError: `path` is a folder, a broken link, a pipe, a device, or a file of another kind.
     """
     if path.is_dir():
-        raise ValueError(f"{key}={path} is invalid: it is a folder. Name its files, for example '{path}/*.txt'.")
+        raise InputError(f"{key}={path} is invalid: it is a folder. Name its files, for example '{path}/*.txt'.")
     if path.is_symlink() and not path.exists():
-        raise ValueError(
+        raise InputError(
             f"{key}={path} is invalid: it is a link to {path.readlink()}, which does not exist. Repair or remove the link."
         )
     if path.exists() and not path.is_file():
-        raise ValueError(f"{key}={path} is invalid: it is a pipe or a device. Write its content to a file.")
+        raise InputError(f"{key}={path} is invalid: it is a pipe or a device. Write its content to a file.")
     if any_name:
         return ".txt"
     kind = next((suffix for suffix in reversed(path.suffixes) if suffix not in COMPRESSED_SUFFIXES), "")
     if kind not in FILE_KINDS or (kind == ".parquet" and path.suffix != kind):
-        raise ValueError(
+        raise InputError(
             f"{key}={path} is invalid: it must be a .txt, .jsonl or .parquet file; .txt and .jsonl may end in .gz or .zst. Rename or "
             "convert it. With text.line_type=verbatim, text files can have any name."
         )
@@ -71,7 +73,7 @@ def read_lines(path: Path, counter: ByteCounter, begin: int = 0) -> Iterator[tup
         begin: first byte. Must be 0 for a compressed file.
 
     Raises:
-        ValueError: the file cannot be read, or a line is not UTF-8, is too long, or contains a zero byte.
+        InputError: the file cannot be read, or a line is not UTF-8, is too long, or contains a zero byte.
     """
     number, offset, counted_before = 0, begin, counter.n_bytes
     try:
@@ -83,26 +85,26 @@ def read_lines(path: Path, counter: ByteCounter, begin: int = 0) -> Iterator[tup
                 offset = _seek_line_start(lines, begin)
             while raw := lines.readline(MAX_LINE_BYTES + 1):
                 number += 1
-                _check_line(raw, is_first=offset == 0)
+                _check_line(raw, is_first=offset == 0, is_jsonl=".jsonl" in path.suffixes)
                 yield offset, raw.decode("utf-8-sig" if offset == 0 else "utf-8")  # drops a byte order mark
                 offset += len(raw)
                 counter.n_bytes = counted_before + (file.tell() if lines is not file else offset - begin)
     except UnicodeDecodeError as error:
-        raise ValueError(
+        raise InputError(
             f"{_location(path, number, offset, begin)}: not UTF-8 ({error.reason} at byte {error.start} of the line). "
             "Convert or remove the line."
         ) from None
     except ValueError as error:
-        raise ValueError(f"{_location(path, number, offset, begin)}: {error}") from None
+        raise InputError(f"{_location(path, number, offset, begin)}: {error}") from None
     except READ_ERRORS as error:
         location = f"after line {number}" if not begin else f"after byte {offset}"
         remedy = _remedy(error)
-        raise ValueError(f"{path}, {location}: cannot be read: {error or type(error).__name__}{remedy}") from None
+        raise InputError(f"{path}, {location}: cannot be read: {error or type(error).__name__}{remedy}") from None
 
 
 def _remedy(error: Exception) -> str:
-    if getattr(error, "errno", None):
-        return ""
+    if number := getattr(error, "errno", None):
+        return f". {advice}" if (advice := os_errors.remedy(number)) else ""
     if "too much memory" in str(error):
         return ". It was compressed with a long window: zstd -dc --long=31 FILE | zstd -o NEW_FILE"
     return ". The file is damaged; download it again."
@@ -121,7 +123,7 @@ def read_parts(path: Path, counter: ByteCounter, begin: int = 0, end: int | None
         Text in which bytes that are not UTF-8 are surrogate escapes (PEP 383).
 
     Raises:
-        ValueError: the file cannot be read, or is shorter than `end`.
+        InputError: the file cannot be read, or is shorter than `end`.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     counted_before, position, rest = counter.n_bytes, 0, b""
@@ -145,11 +147,11 @@ def read_parts(path: Path, counter: ByteCounter, begin: int = 0, end: int | None
                 yield part
     except READ_ERRORS as error:
         remedy = _remedy(error)
-        raise ValueError(
+        raise InputError(
             f"{path}, after byte {position}: cannot be read: {error or type(error).__name__}{remedy}"
         ) from None
     if position < max(begin, end or 0):
-        raise ValueError(
+        raise InputError(
             f"{path} ends at byte {position}, before byte {max(begin, end or 0)}. Name fewer bytes, or download it again."
         )
 
@@ -158,7 +160,7 @@ def json_rows(path: Path, counter: ByteCounter, begin: int, end: int | None) -> 
     """Yield (location for error messages, object) for each line that starts in [begin, end).
 
     Raises:
-        ValueError: see `read_lines` and `parse_object`.
+        InputError: see `read_lines` and `parse_object`.
     """
     for number, (offset, line) in enumerate(read_lines(path, counter, begin), 1):
         if end is not None and offset >= end:
@@ -172,7 +174,7 @@ def row_group_sizes(path: Path) -> list[int]:
     """Return the bytes of each row group of a parquet file.
 
     Raises:
-        ValueError: the file cannot be read.
+        InputError: the file cannot be read.
     """
     import pyarrow
     import pyarrow.parquet
@@ -180,9 +182,7 @@ def row_group_sizes(path: Path) -> list[int]:
     try:
         metadata = pyarrow.parquet.read_metadata(path)
     except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(
-            f"{path}: cannot be read as parquet ({str(error).splitlines()[0]}). Copy or download it again."
-        ) from None
+        raise InputError(_parquet_error(path, error)) from None
     return [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
 
 
@@ -199,7 +199,7 @@ def parquet_rows(
         end: row group after the last one. None: the end of the file.
 
     Raises:
-        ValueError: the file cannot be read, or has no such column.
+        InputError: the file cannot be read, or has no such column.
     """
     import pyarrow
     import pyarrow.parquet
@@ -207,7 +207,7 @@ def parquet_rows(
     try:
         file = pyarrow.parquet.ParquetFile(path)
         if column is not None and column not in file.schema_arrow.names:
-            raise ValueError(
+            raise InputError(
                 f"text.column={column} is invalid: {path} has no such column. "
                 f"Set text.column to one of {', '.join(file.schema_arrow.names)}."
             )
@@ -219,25 +219,34 @@ def parquet_rows(
                     yield f"{path}, row {number}", row
             counter.n_bytes += file.metadata.row_group(group).total_byte_size
     except UnicodeDecodeError as error:
-        raise ValueError(
+        raise InputError(
             f"{path}, within 1,024 rows after row {number}: not UTF-8 ({error.reason}). Convert or remove the row."
         ) from None
     except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(
-            f"{path}: cannot be read as parquet ({str(error).splitlines()[0]}). Copy or download it again."
-        ) from None
+        raise InputError(_parquet_error(path, error)) from None
 
 
-def _check_line(raw: bytes, is_first: bool) -> None:
-    """Raise ValueError if a line is too long, or is not UTF-8 text with Unix or Windows line endings."""
+def _parquet_error(path: Path, error: Exception) -> str:
+    remedy = os_errors.remedy(os_errors.error_number(error)) or "Copy or download it again."
+    return f"{path}: cannot be read as parquet ({str(error).splitlines()[0]}). {remedy}"
+
+
+def _check_line(raw: bytes, is_first: bool, is_jsonl: bool) -> None:
+    """Raise InputError if a line is too long, or is not UTF-8 text with Unix or Windows line endings."""
     if is_first and b"\n" not in raw and b"\r" in raw:
-        raise ValueError("lines end with \\r, as in files of old Macs. Convert the file: tr '\\r' '\\n' < FILE > NEW")
+        raise InputError("lines end with \\r, as in files of old Macs. Convert the file: tr '\\r' '\\n' < FILE > NEW")
     if len(raw) > MAX_LINE_BYTES:
-        raise ValueError(f"the line is longer than {MAX_LINE_BYTES >> 20} MB. Write one paragraph per line.")
+        if is_jsonl and raw.lstrip().startswith(b"["):
+            remedy = "Convert the array to one object per line: jq -c '.[]' FILE > NEW.jsonl"
+        elif is_jsonl:
+            remedy = "Divide the text into several rows."
+        else:
+            remedy = "Write one paragraph per line."
+        raise InputError(f"the line is longer than {MAX_LINE_BYTES >> 20} MB. {remedy}")
     if is_first and raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise ValueError("the file is UTF-16, not UTF-8. Convert the file: iconv -f UTF-16 -t UTF-8 FILE > NEW")
+        raise InputError("the file is UTF-16, not UTF-8. Convert the file: iconv -f UTF-16 -t UTF-8 FILE > NEW")
     if b"\0" in raw:
-        raise ValueError(f"there is a zero byte at byte {raw.index(0)} of the line. Check that the file is text.")
+        raise InputError(f"there is a zero byte at byte {raw.index(0)} of the line. Check that the file is text.")
 
 
 def _decompressed(file: IO[bytes], path: Path) -> IO[bytes]:

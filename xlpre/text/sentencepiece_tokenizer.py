@@ -16,6 +16,7 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from xlpre.common.cli_main import immediate_interrupts
+from xlpre.common.errors import InputError
 from xlpre.text import special_tokens
 from xlpre.text.offsets import TokenOffsets, build_offsets, clean_text_with_offsets, piece_extents
 from xlpre.text.preprocess import Preprocess, clean_text, split_comma_after_digit, split_commas_after_digits
@@ -35,7 +36,7 @@ class SentencePieceTokenizer(Tokenizer):
         preprocess: cleaning of text before it is encoded.
 
     Raises:
-        ValueError: `content` is not a SentencePiece model, or lacks XLNet's special tokens.
+        InputError: `content` is not a SentencePiece model, or lacks XLNet's special tokens.
     """
 
     kind = "sentencepiece"
@@ -47,13 +48,13 @@ class SentencePieceTokenizer(Tokenizer):
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=content)
         except RuntimeError:
-            raise ValueError(
+            raise InputError(
                 f"{origin} is not a SentencePiece model. Train one with pretrain/train_tokenizer.py."
             ) from None
         n_special = len(special_tokens.SPECIAL_TOKENS)
         actual = tuple(self._processor.id_to_piece(i) for i in range(min(n_special, len(self))))
         if actual != special_tokens.SPECIAL_TOKENS:
-            raise ValueError(
+            raise InputError(
                 f"{origin} is invalid: its pieces 0-8 must be {' '.join(special_tokens.SPECIAL_TOKENS)}, not {' '.join(actual)}. "
                 "Train a vocabulary with pretrain/train_tokenizer.py."
             )
@@ -63,7 +64,7 @@ class SentencePieceTokenizer(Tokenizer):
         """Train a unigram vocabulary on cleaned lines; see `tokenizer_training.train_tokenizer`.
 
         Raises:
-            ValueError: the text does not allow a vocabulary of this size. The message contains the nearest possible size.
+            InputError: the text does not allow a vocabulary of this size. The message contains the nearest possible size.
         """
         model = io.BytesIO()
         try:
@@ -80,7 +81,7 @@ class SentencePieceTokenizer(Tokenizer):
                     minloglevel=2,
                 )
         except RuntimeError as error:
-            raise ValueError(_training_error(str(error), config.vocab_size)) from None
+            raise InputError(_training_error(str(error), config.vocab_size)) from None
         return cls(model.getvalue(), preprocess=config.preprocess)
 
     def __len__(self) -> int:
@@ -136,15 +137,25 @@ class SentencePieceTokenizer(Tokenizer):
             invalid = next((text for text in texts if any("\ud800" <= c <= "\udfff" for c in text)), None)
             if invalid is None:
                 raise
-            raise ValueError(f"{invalid[:40]!a} is not valid UTF-8. Convert it.") from None
+            raise InputError(f"{invalid[:40]!a} is not valid UTF-8. Convert it.") from None
 
     def _encode_cleaned(self, texts: list[str], threads: int) -> list[list[int]]:
         if self.preprocess == "none":
             return self._processor.encode(texts, num_threads=threads)
         texts = [clean_text(text, self.preprocess) for text in texts]
-        encoded = self._processor.encode(texts, out_type=str, num_threads=threads)
-        encode = self._processor.encode_as_pieces
-        return [self._processor.piece_to_id(split_commas_after_digits(pieces, encode)) for pieces in encoded]
+        encoded: list[list[int]] = self._processor.encode(texts, num_threads=threads)
+        for index, ids in enumerate(encoded):
+            if not self._may_end_with_comma.isdisjoint(ids):
+                pieces = split_commas_after_digits(
+                    self._processor.encode_as_pieces(texts[index]), self._processor.encode_as_pieces
+                )
+                encoded[index] = self._processor.piece_to_id(pieces)
+        return encoded
+
+    @cached_property
+    def _may_end_with_comma(self) -> frozenset[int]:
+        """Ids of the pieces that may end with a comma after a digit; <unk> stands for any characters."""
+        return frozenset(i for i, piece in enumerate(self.pieces) if piece.endswith(",") or i == special_tokens.UNK)
 
     def _split_piece(self, piece: str) -> list[str]:
         return (

@@ -17,6 +17,7 @@ from itertools import islice
 
 import numpy as np
 
+from xlpre.common.errors import InputError
 from xlpre.text.document import Document
 from xlpre.text.offsets import NO_POSITION, TokenOffsets, build_offsets
 from xlpre.text.special_tokens import EOP, N_SPECIAL, NEWLINE_PIECE, SPECIAL_TOKENS, UNK, WORD_BOUNDARY
@@ -158,7 +159,7 @@ class CharacterTokenizer(TableTokenizer):
         """Return the table of the characters of a text that occur at least `config.min_count` times.
 
         Raises:
-            ValueError: no character does.
+            InputError: no character does.
         """
         counts: Counter[str] = Counter()
         for document in documents:
@@ -210,7 +211,7 @@ class WordTokenizer(TableTokenizer):
         """Return the table of the words of a text that occur at least `config.min_count` times.
 
         Raises:
-            ValueError: no word does.
+            InputError: no word does.
         """
         counts: Counter[str] = Counter()
         for document in documents:
@@ -262,7 +263,7 @@ def train_table(documents: Iterable[Document], config: TokenizerConfig) -> Table
     """Return the table of `config.kind` for the whole text; a table of bytes does not read it.
 
     Raises:
-        ValueError: the text has no piece that occurs often enough.
+        InputError: the text has no piece that occurs often enough.
     """
     return ByteTokenizer() if config.kind == "bytes" else TABLES[config.kind].train(documents, config)
 
@@ -271,34 +272,34 @@ def parse_table(content: bytes, origin: str) -> TableTokenizer:
     """Return the vocabulary in the content of a vocabulary file, which is named `origin` in error messages.
 
     Raises:
-        ValueError: the file is not a valid table, or another version of xlpre wrote it.
+        InputError: the file is not a valid table, or another version of xlpre wrote it.
     """
     try:
         fields = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise ValueError(
+        raise InputError(
             f"{origin} cannot be read: {error}. Copy the file again, or train the vocabulary again."
         ) from None
     remedy = "Copy the file again, or train the vocabulary again with pretrain/train_tokenizer.py."
     if fields.get("format") != FORMAT or fields.get("kind") not in ("bytes", *TABLES):
-        raise ValueError(f"{origin} is invalid: it holds no vocabulary of bytes, characters or words. {remedy}")
+        raise InputError(f"{origin} is invalid: it holds no vocabulary of bytes, characters or words. {remedy}")
     if (version := fields.get("format_version")) != FORMAT_VERSION:
-        raise ValueError(
+        raise InputError(
             f"{origin} is invalid: it has format {version}, this version of xlpre reads {FORMAT_VERSION}. {remedy}"
         )
     if fields["kind"] == "bytes":
         return ByteTokenizer()
     kind, table = TABLES[fields["kind"]], fields.get("pieces")
     if not isinstance(table, list) or not all(isinstance(entry, str) and entry for entry in table):
-        raise ValueError(f"{origin} is invalid: `pieces` must be a list of texts. {remedy}")
+        raise InputError(f"{origin} is invalid: `pieces` must be a list of texts. {remedy}")
     if repeated := len(table) - len({*table, *SPECIAL_TOKENS} - {*SPECIAL_TOKENS}):
-        raise ValueError(
+        raise InputError(
             f"{origin} is invalid: {repeated} entries of `pieces` are repeated or special tokens. {remedy}"
         )
     if kind is CharacterTokenizer and (NEWLINE not in table or max(map(len, table)) > 1):
-        raise ValueError(f"{origin} is invalid: `pieces` must be single characters with a newline. {remedy}")
+        raise InputError(f"{origin} is invalid: `pieces` must be single characters with a newline. {remedy}")
     if kind is WordTokenizer and any(entry.split() != [entry] for entry in table):
-        raise ValueError(f"{origin} is invalid: `pieces` must be words without white space. {remedy}")
+        raise InputError(f"{origin} is invalid: `pieces` must be words without white space. {remedy}")
     return kind(table)
 
 
@@ -308,13 +309,13 @@ def _most_frequent(counts: Counter[str], config: TokenizerConfig, n_reserved: in
     Equally frequent entries keep the order of their first occurrence. Bytes that are not UTF-8 are no entries.
     """
     if config.vocab_size <= n_reserved:
-        raise ValueError(
+        raise InputError(
             f"tokenizer.vocab_size={config.vocab_size} is invalid: it must be above {n_reserved}, the number of special tokens and "
             "newlines. Raise it."
         )
     frequent = (entry for entry, count in counts.most_common() if count >= config.min_count and _is_utf8(entry))
     if not (entries := list(islice(frequent, config.vocab_size - n_reserved))):
-        raise ValueError(
+        raise InputError(
             f"tokenizer.min_count={config.min_count} is invalid: no piece of the text occurs as often. Lower it, or check text.source."
         )
     return entries

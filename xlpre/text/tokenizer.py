@@ -17,6 +17,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from xlpre.common.errors import InputError
 from xlpre.common.files import atomic_write
 from xlpre.text import special_tokens
 from xlpre.text.document import Document, LineType
@@ -43,7 +44,8 @@ class TokenizerConfig:
         min_count: smallest number of occurrences of a piece in the training text, for `characters` and `words`. Others become `<unk>`.
         character_coverage: fraction of the characters of the training text that pieces cover, for `sentencepiece`. The rarest characters
             become `<unk>`.
-        train_chars: approximate number of characters to train on, sampled evenly from the text, for `sentencepiece`. `characters` and
+        train_chars: largest number of characters to train on, for `sentencepiece`. Longer text is sampled evenly, by leaving out every
+            second document as often as needed, so that more than half of this number remains. `characters` and
             `words` are counted in the whole text.
         preprocess: cleaning of text in addition to SentencePiece's NFKC. `none`: no cleaning. `cased`: as for the released XLNet (single
             spaces, ``"`` for the quotation marks of LaTeX, no accents, a comma after a digit is a piece of its own). `uncased`: the
@@ -60,23 +62,23 @@ class TokenizerConfig:
 
     def __post_init__(self) -> None:
         if not MIN_COVERAGE <= self.character_coverage <= 1:
-            raise ValueError(
+            raise InputError(
                 f"tokenizer.character_coverage={self.character_coverage} is invalid: SentencePiece accepts {MIN_COVERAGE} to 1. "
                 "Set 0.9995 for scripts with thousands of characters, otherwise 0.99995."
             )
         if self.train_chars < 1:
-            raise ValueError(
+            raise InputError(
                 f"tokenizer.train_chars={self.train_chars} is invalid: it must be at least 1. Set 100000000, for example."
             )
         if self.min_count < 1:
-            raise ValueError(
+            raise InputError(
                 f"tokenizer.min_count={self.min_count} is invalid: it must be at least 1. Set 1 to keep every piece."
             )
         n_symbols = special_tokens.N_SPECIAL + (
             len(special_tokens.USER_DEFINED_SYMBOLS) if self.kind == "sentencepiece" else 0
         )
         if self.vocab_size <= n_symbols:
-            raise ValueError(
+            raise InputError(
                 f"tokenizer.vocab_size={self.vocab_size} is invalid: it must be above {n_symbols}, the number of special tokens and "
                 "symbols. Set 32000, for example."
             )
@@ -90,9 +92,9 @@ class TokenizerConfig:
 
 
 def check_preprocess(kind: TokenizerKind, preprocess: Preprocess) -> None:
-    """Raise ValueError if `preprocess` cleans text, which a vocabulary of the kind `kind` keeps as it is."""
+    """Raise InputError if `preprocess` cleans text, which a vocabulary of the kind `kind` keeps as it is."""
     if preprocess != "none":
-        raise ValueError(
+        raise InputError(
             f"tokenizer.preprocess={preprocess} is invalid: a vocabulary of {kind} keeps text as it is. Set tokenizer.preprocess=none."
         )
 
@@ -134,7 +136,7 @@ class Tokenizer(ABC):
         """Return the text of token ids. Special tokens are left out; <unk> becomes ⁇, and the <eop> of a word vocabulary a line end.
 
         Raises:
-            ValueError: an id is not in the vocabulary.
+            InputError: an id is not in the vocabulary.
         """
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
@@ -151,16 +153,16 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def _encode(self, texts: Sequence[str], threads: int = 1) -> Iterable[list[int]]:
-        """Return the token ids of each text. Raise ValueError if one cannot be encoded."""
+        """Return the token ids of each text. Raise InputError if one cannot be encoded."""
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text.
 
         Raises:
-            ValueError: `text` is not a string, or cannot be encoded as UTF-8.
+            InputError: `text` is not a string, or cannot be encoded as UTF-8.
         """
         if not isinstance(text, str):
-            raise ValueError(f"encode() takes one text, a str, not {text!r:.60}. Call it once per text.")
+            raise InputError(f"encode() takes one text, a str, not {text!r:.60}. Call it once per text.")
         return next(iter(self._encode([text])))
 
     def encode_document(self, document: Document, line_type: LineType = "paragraphs") -> tuple[np.ndarray, np.ndarray]:
@@ -185,7 +187,7 @@ class Tokenizer(ABC):
             and the last ones are N.
 
         Raises:
-            ValueError: a text cannot be encoded.
+            InputError: a text cannot be encoded.
         """
         encoded = iter(self._encode([line for document in documents for line in document], threads))
         lines_of_documents = (islice(encoded, len(document)) for document in documents)
@@ -211,19 +213,19 @@ class Tokenizer(ABC):
         return boundary_flags(self.pieces, self.preprocess)
 
     def _check_ids(self, ids: Iterable[int]) -> list[int]:
-        """Return token ids as a list without special tokens besides <unk> and <eop>. Raise ValueError if one is too large."""
+        """Return token ids as a list without special tokens besides <unk> and <eop>. Raise InputError if one is too large."""
         ids = [int(i) for i in ids if i >= special_tokens.EOP or i == special_tokens.UNK]
         if ids and max(ids) >= len(self):
-            raise ValueError(
+            raise InputError(
                 f"token id {max(ids)} is invalid: ids are 0 to {len(self) - 1}. Use the vocabulary that encoded the text."
             )
         return ids
 
 
 def check_vocab_size(tokenizer: Tokenizer, vocab_size: int | None) -> None:
-    """Raise ValueError if the vocabulary has another size than that of a model."""
+    """Raise InputError if the vocabulary has another size than that of a model."""
     if len(tokenizer) != vocab_size:
-        raise ValueError(
+        raise InputError(
             f"tokenizer is invalid: it has {len(tokenizer)} pieces, but the model has vocab_size {vocab_size}. "
             "Give the vocabulary that the model was trained with."
         )

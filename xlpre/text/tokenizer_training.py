@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from xlpre.common.errors import InputError
 from xlpre.common.files import write_text
 from xlpre.common.messages import as_yaml
 from xlpre.text.corpus import TextConfig, source_files, split_range
@@ -38,7 +39,7 @@ def train_tokenizer(documents: Iterable[Document], config: TokenizerConfig) -> T
     A SentencePiece vocabulary is trained on lines that are sampled evenly from all documents; a table counts all of them.
 
     Raises:
-        ValueError: the text has no visible characters, or does not allow a vocabulary with these settings.
+        InputError: the text has no visible characters, or does not allow a vocabulary with these settings.
     """
     if config.kind != "sentencepiece":
         return train_table(documents, config)
@@ -49,11 +50,11 @@ def training_lines(documents: Iterable[Document], n_chars: int, preprocess: Prep
     """Return cleaned lines with about `n_chars` characters in total; long lines are split.
 
     Raises:
-        ValueError: the text has no visible characters.
+        InputError: the text has no visible characters.
     """
     lines = [clean_text(line, preprocess) for line in _sample_evenly(documents, n_chars)]
     if not any(_is_visible(character) for line in lines for character in line):
-        raise ValueError(
+        raise InputError(
             "the text has no visible characters, so no vocabulary can be trained on it. Check text.source."
         )
     return (part for line in lines for part in split_long_line(line))
@@ -85,7 +86,7 @@ def write_training_record(path: Path, tokenizer: Tokenizer, text: TextConfig, co
 
 
 def check_training_record(path: Path, tokenizer: Tokenizer, text: TextConfig, config: TokenizerConfig) -> None:
-    """Raise ValueError if the training record of `tokenizer`, saved as `path`, does not match `text` and `config`.
+    """Raise InputError if the training record of `tokenizer`, saved as `path`, does not match `text` and `config`.
 
     A record that another version of xlpre wrote is refused too.
     """
@@ -93,7 +94,7 @@ def check_training_record(path: Path, tokenizer: Tokenizer, text: TextConfig, co
     if recorded.get("sha256") != tokenizer.sha256:  # there is no record, or it belongs to another vocabulary
         return
     if recorded.get("format") != RECORD_FORMAT:
-        raise ValueError(
+        raise InputError(
             f"tokenizer.path={path} is invalid: another version of xlpre wrote its training record {record_path(path)}. Delete the record "
             "to use the vocabulary anyway, or delete both files to train it again."
         )
@@ -108,7 +109,7 @@ def check_training_record(path: Path, tokenizer: Tokenizer, text: TextConfig, co
         difference = f"on other text than text.source={' '.join(text.sources)} ({'; '.join(parts)})"
     else:
         difference = f"with {changed}={as_yaml(recorded[changed])}, not {as_yaml(expected[changed])}"
-    raise ValueError(
+    raise InputError(
         f"tokenizer.path={path} is invalid: it was trained {difference}. Set another tokenizer.path, delete the file to train it "
         f"again, or delete {record_path(path)} to use it anyway."
     )

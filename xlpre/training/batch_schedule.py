@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from xlpre.common.errors import InputError
 from xlpre.common.messages import counted
 
 
@@ -61,11 +62,11 @@ def split_batch(global_batch_size: int, micro_batch_size: int | None, world_size
         The micro-batch size and the number of micro-steps (accumulation).
 
     Raises:
-        ValueError: the rows cannot be divided equally. The message names the nearest valid sizes.
+        InputError: the rows cannot be divided equally. The message names the nearest valid sizes.
     """
     if global_batch_size % world_size:
         sizes = _nearest_multiples(global_batch_size, world_size * (micro_batch_size or 1))
-        raise ValueError(
+        raise InputError(
             f"train.global_batch_size={global_batch_size} is invalid: it must be a multiple of {world_size}, the number of processes. "
             f"Set train.global_batch_size={sizes}, or start another number of processes."
         )
@@ -76,7 +77,7 @@ def split_batch(global_batch_size: int, micro_batch_size: int | None, world_size
         below = max(size for size in divisors if size < micro_batch_size)
         above = [size for size in divisors if size > micro_batch_size][:1]
         sizes = _nearest_multiples(global_batch_size, world_size * micro_batch_size)
-        raise ValueError(
+        raise InputError(
             f"train.micro_batch_size={micro_batch_size} is invalid: it must divide the {rows} rows of each process "
             f"(train.global_batch_size={global_batch_size}, {counted(world_size, 'process')}). "
             f"Set train.micro_batch_size={' or '.join(map(str, [below, *above]))}, or train.global_batch_size={sizes}."

@@ -31,6 +31,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from xlpre.common.errors import InputError
 from xlpre.common.files import compute_crc32c
 from xlpre.common.messages import as_yaml
 from xlpre.common.os_errors import is_transient, retry
@@ -92,7 +93,7 @@ def find_latest_valid(folder: Path, comm: Comm | None = None) -> Path | None:
             part of the files. None: this process does everything.
 
     Raises:
-        ValueError: there are checkpoints, but none of them is valid.
+        InputError: there are checkpoints, but none of them is valid.
     """
 
     def list_newest_first() -> list[str]:
@@ -103,7 +104,7 @@ def find_latest_valid(folder: Path, comm: Comm | None = None) -> Path | None:
         if is_valid(path, comm):
             return path
     if damaged := [path.name for path in list_all(folder) if (path / MANIFEST).exists()]:
-        raise ValueError(
+        raise InputError(
             f"{folder} has no valid checkpoint: files of {', '.join(damaged)} are missing, truncated or damaged. Restore the files, or "
             "remove these folders to start again at step 0."
         )
@@ -131,12 +132,12 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
         checkpoint: its folder.
 
     Raises:
-        ValueError: the manifest is damaged.
+        InputError: the manifest is damaged.
     """
     manifest: dict[str, Any] = json.loads((checkpoint / MANIFEST).read_text("utf-8"))
     checksum = manifest.pop("checksum", None)  # the first versions of xlpre wrote no checksum
     if checksum is not None and checksum != _compute_checksum(manifest):
-        raise ValueError(
+        raise InputError(
             f"{checkpoint / MANIFEST} is damaged: its checksum is wrong. Restore it, or remove {checkpoint}."
         )
     return manifest
@@ -156,10 +157,10 @@ def check_compatible(checkpoint: Path, manifest: Mapping[str, Any], expected: Ma
         expected: the current settings, including `format`. A group of settings is a nested mapping.
 
     Raises:
-        ValueError: the format or a setting differs.
+        InputError: the format or a setting differs.
     """
     if manifest.get("format") != expected["format"]:
-        raise ValueError(
+        raise InputError(
             f"{checkpoint} was written by another version of xlpre (in format {manifest.get('format')}; this version reads "
             f"format {expected['format']}). Resume with that version, or give the run another name."
         )
@@ -174,7 +175,7 @@ def check_compatible(checkpoint: Path, manifest: Mapping[str, Any], expected: Ma
             name = next(name for name in [*value, *saved] if saved.get(name) != value.get(name))
             key, saved, value = f"{key}.{name}", saved.get(name), value.get(name)
         written = f"{key}={as_yaml(saved)}"
-        raise ValueError(
+        raise InputError(
             f"{key}={as_yaml(value)} is invalid: {checkpoint} was written with {written}, and this setting must not change when the "
             f"run resumes. Set {written}, or give the run another name."
         )

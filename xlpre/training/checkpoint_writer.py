@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from xlpre.common.errors import InputError
 from xlpre.common.files import FileEntries, fsync, hardlink_copy, write_text
 from xlpre.common.messages import counted
 from xlpre.common.os_errors import error_number, remedy, retry
@@ -48,7 +49,7 @@ class StepWeights:
     weights: dict[str, Tensor]
 
 
-class SaveError(ValueError):
+class SaveError(InputError):
     """Error that ends a run because checkpoints could not be written.
 
     Attributes:
@@ -142,7 +143,7 @@ class CheckpointWriter:
             write_model: writes the model folder; called on rank 0, in the background.
 
         Raises:
-            ValueError: a weight is not finite. Nothing is written.
+            InputError: a weight is not finite. Nothing is written.
         """
         self.finish()
         current = self._saved_best = self._new_best
@@ -178,7 +179,7 @@ class CheckpointWriter:
         """Keep a copy of the current weights as the best so far, for the next checkpoint. Every process must call it.
 
         Raises:
-            ValueError: a weight is not finite.
+            InputError: a weight is not finite.
         """
         self._new_best = StepWeights(step, self.gather_finite_weights(step, engine))
 
@@ -196,7 +197,7 @@ class CheckpointWriter:
         """Gather the weights on rank 0. Every process must call it.
 
         Raises:
-            ValueError: a weight is not finite. The checkpoint in progress is finished first.
+            InputError: a weight is not finite. The checkpoint in progress is finished first.
         """
         weights = gather_weights(engine, keep=is_rank_zero())
         nonfinite = self._comm.broadcast(next((name for name, x in weights.items() if not all_finite(x)), ""))
@@ -207,7 +208,7 @@ class CheckpointWriter:
                 if self._latest
                 else ""
             )
-            raise ValueError(
+            raise InputError(
                 f"the weights are not finite after step {step:,} (the first is {nonfinite}) and were not saved. Lower optim.lr{resume}, or "
                 "start under another name with another train.precision. Fine-tuning needs another name in both cases."
             )

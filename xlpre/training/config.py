@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from xlpre.common.errors import InputError
 from xlpre.common.messages import counted
 from xlpre.training.batch_schedule import BatchSchedule, split_batch
 
@@ -86,27 +87,27 @@ class TrainConfig:
         )
         for name in counts:
             if (value := getattr(self, name)) < 1:
-                raise ValueError(f"train.{name}={value} is invalid: it must be at least 1. Set train.{name}=1.")
+                raise InputError(f"train.{name}={value} is invalid: it must be at least 1. Set train.{name}=1.")
         for name in ("micro_batch_size", "keep_checkpoints_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"train.{name}={value} is invalid: it must be at least 1. Set train.{name}=null.")
+                raise InputError(f"train.{name}={value} is invalid: it must be at least 1. Set train.{name}=null.")
         if self.batch_warmup_steps < 0:
-            raise ValueError(
+            raise InputError(
                 f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: it must be at least 0. "
                 "Set train.batch_warmup_steps=0 for no warm-up."
             )
         if self.batch_warmup_steps and self.micro_batch_size is None:
-            raise ValueError(
+            raise InputError(
                 f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: the warm-up adds micro-steps to a step, but with "
                 "train.micro_batch_size=null every step has one. Set train.micro_batch_size, or train.batch_warmup_steps=0."
             )
         if self.timeout_minutes <= 0:
-            raise ValueError(
+            raise InputError(
                 f"train.timeout_minutes={self.timeout_minutes} is invalid: it must be positive. Set train.timeout_minutes=20."
             )
         if self.hours is not None and self.hours <= 0:
-            raise ValueError(
+            raise InputError(
                 f"train.hours={self.hours} is invalid: it must be positive. Set train.hours=null for no time budget."
             )
 
@@ -114,13 +115,13 @@ class TrainConfig:
         """Divide the global batch among `world_size` processes.
 
         Raises:
-            ValueError: the rows cannot be divided equally, or `batch_warmup_steps` is set and each process has one row only.
+            InputError: the rows cannot be divided equally, or `batch_warmup_steps` is set and each process has one row only.
         """
         micro_batch_size, accumulation = split_batch(self.global_batch_size, self.micro_batch_size, world_size)
         if self.batch_warmup_steps and accumulation == 1:  # for example in a run that resumes on more processes
             rows = micro_batch_size
             if rows == 1:
-                raise ValueError(
+                raise InputError(
                     f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: the warm-up needs two rows per process, but "
                     f"train.global_batch_size={self.global_batch_size} with {counted(world_size, 'process')} leaves one row for each. "
                     "Start fewer processes, or set train.batch_warmup_steps=0, which changes nothing after the warm-up."
@@ -161,7 +162,7 @@ class OptimConfig:
         }
         for name, (is_valid, rule, usual) in rules.items():
             if not is_valid:
-                raise ValueError(
+                raise InputError(
                     f"optim.{name}={getattr(self, name)} is invalid: it must be {rule}. Set optim.{name}={usual}."
                 )
 
@@ -188,11 +189,11 @@ class PretrainOptimConfig(OptimConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.matrix_lr is not None and self.matrix_lr <= 0:
-            raise ValueError(
+            raise InputError(
                 f"optim.matrix_lr={self.matrix_lr} is invalid: it must be positive. Set optim.matrix_lr=null to use optim.lr."
             )
         if not 0 <= self.momentum < 1:
-            raise ValueError(
+            raise InputError(
                 f"optim.momentum={self.momentum} is invalid: it must be at least 0 and below 1. Set optim.momentum=0.95."
             )
 
@@ -219,21 +220,21 @@ class LayerwiseOptimConfig(OptimConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.layer_decay <= 1:
-            raise ValueError(
+            raise InputError(
                 f"optim.layer_decay={self.layer_decay} is invalid: it must be above 0 and at most 1. "
                 "Set optim.layer_decay=1 for no decay."
             )
         if self.layer_decay == 1 and self.layer_decay_mode != "lr":
-            raise ValueError(
+            raise InputError(
                 f"optim.layer_decay_mode={self.layer_decay_mode} is invalid: it has no effect with optim.layer_decay=1. "
                 "Set optim.layer_decay below 1, or leave optim.layer_decay_mode out."
             )
 
 
 def check_compile(train: TrainConfig, attention_backend: str) -> None:
-    """Raise ValueError if `train.compile` is set and torch.compile does not support the attention backend."""
+    """Raise InputError if `train.compile` is set and torch.compile does not support the attention backend."""
     if train.compile and attention_backend == "cpu":
-        raise ValueError(
+        raise InputError(
             "train.compile=true is invalid: torch.compile does not support model.attention_backend=cpu. "
             "Set model.attention_backend=auto."
         )

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from xlpre.common.errors import InputError
 from xlpre.config.key_suggestions import suggest_key
 from xlpre.training.config import OptimConfig, TrainConfig
 from xlpre.training.deepspeed_overrides import communication_dtype, zero_stage
@@ -46,14 +47,14 @@ def build_deepspeed_config(
         overrides: the `deepspeed` settings, checked by `check_overrides`. They override all other entries.
 
     Raises:
-        ValueError: the batch cannot be divided, the device or the ZeRO stage does not support the precision, or DeepSpeed refuses a
+        InputError: the batch cannot be divided, the device or the ZeRO stage does not support the precision, or DeepSpeed refuses a
             value.
     """
     batch = train.batch_schedule(n_processes)
     precision = resolve_precision(device, train.precision)
     stage = zero_stage(overrides, precision, n_processes)
     if stage == 0 and precision != "fp32":
-        raise ValueError(
+        raise InputError(
             f"deepspeed.zero_optimization.stage=0 is invalid with train.precision={train.precision}: DeepSpeed computes wrong numbers "
             f"in {precision} without ZeRO. Leave the stage out, set stage 1, 2 or 3, or set train.precision=fp32."
         )
@@ -80,10 +81,10 @@ def build_deepspeed_config(
     try:
         deepspeed.DeepSpeedConfig(dict(config))
     except ValidationError as error:
-        raise ValueError(_format_validation_error(error, overrides)) from None
+        raise InputError(_format_validation_error(error, overrides)) from None
     # DeepSpeed has no common error class
     except (DeepSpeedConfigError, ValueError, TypeError, AssertionError) as error:
-        raise ValueError(
+        raise InputError(
             f"deepspeed: DeepSpeed refuses the settings: {str(error).rstrip('.')}. Correct them."
         ) from None
     return config
@@ -102,7 +103,7 @@ def build_engine(
         device: device of this process.
 
     Raises:
-        ValueError: the state of this version of DeepSpeed cannot be saved; see `init_moments`.
+        InputError: the state of this version of DeepSpeed cannot be saved; see `init_moments`.
     """
     zero = config["zero_optimization"]
     without_zero = zero["stage"] == 0
@@ -150,7 +151,7 @@ def resolve_precision(device: torch.device, precision: str) -> str:
     """Return `fp32`, `bf16` or `fp16` for a `train.precision`, which may be `auto`.
 
     Raises:
-        ValueError: the device does not support it.
+        InputError: the device does not support it.
     """
     on_gpu = device.type == "cuda"
     if precision == "auto":
@@ -159,11 +160,11 @@ def resolve_precision(device: torch.device, precision: str) -> str:
         reason = "this processor has no bf16 instructions (AVX512-BF16, AMX)"
         if on_gpu:
             reason = f"{torch.cuda.get_device_name(device)} emulates bf16 (compute capability below 8)"
-        raise ValueError(
+        raise InputError(
             f"train.precision=bf16 is invalid: {reason} and would be many times slower than in fp32. Set train.precision=auto."
         )
     if precision == "fp16" and not _import_deepspeed(device).accelerator.get_accelerator().is_fp16_supported():
-        raise ValueError(
+        raise InputError(
             f"train.precision=fp16 is invalid: this {device.type} does not support it. Set train.precision=auto."
         )
     return precision

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from xlpre.common.errors import InputError
 from xlpre.config.key_suggestions import suggest_key
 
 # keys that other settings decide
@@ -42,30 +43,30 @@ def check_overrides(overrides: Mapping[str, Any]) -> None:
     """Check the keys of the `deepspeed` settings, and the values of the keys that xlpre reads.
 
     Raises:
-        ValueError: a key does not exist in DeepSpeed, is decided by another setting, or has an invalid value.
+        InputError: a key does not exist in DeepSpeed, is decided by another setting, or has an invalid value.
     """
     for key in overrides:
         if key in OWNED_KEYS:
-            raise ValueError(
+            raise InputError(
                 f"deepspeed.{key} is invalid: {OWNED_KEYS[key]} decides it. Set {OWNED_KEYS[key]} instead."
             )
         if key not in KNOWN_KEYS:
             suggestion = suggest_key(key, sorted(KNOWN_KEYS)) or "see the configuration reference of DeepSpeed"
-            raise ValueError(f"deepspeed.{key} is invalid: DeepSpeed has no such setting; {suggestion}")
+            raise InputError(f"deepspeed.{key} is invalid: DeepSpeed has no such setting; {suggestion}")
     zero = overrides.get("zero_optimization", {})
     _check_mapping("deepspeed.zero_optimization", zero, "stage: 2")
     for name in OFFLOAD_GROUPS:
         _check_mapping(f"deepspeed.zero_optimization.{name}", zero.get(name, {}), "device: cpu")
     stage = zero.get("stage", 1)
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
-        raise ValueError(
+        raise InputError(
             f"deepspeed.zero_optimization.stage={stage!r} is invalid: it must be 0, 1, 2 or 3. Set "
             "deepspeed.zero_optimization.stage=1."
         )
 
 
 def check_muon_overrides(overrides: Mapping[str, Any]) -> None:
-    """Raise ValueError for ZeRO settings that Muon does not support.
+    """Raise InputError for ZeRO settings that Muon does not support.
 
     Muon needs the partition of each process to be an unbroken part of the concatenated matrices, on the device of the process. Stage 3
     partitions each parameter by itself, `round_robin_gradients` reorders the parameters, `parameter_alignment` pads them, and
@@ -78,7 +79,7 @@ def check_muon_overrides(overrides: Mapping[str, Any]) -> None:
         **{name: zero.get(name, False) for name in ("round_robin_gradients", "parameter_alignment")},
     }
     for name in (name for name, is_set in unsupported.items() if is_set):
-        raise ValueError(
+        raise InputError(
             f"deepspeed.zero_optimization.{name} is invalid with optim.name=muon: Muon assembles whole matrices from ZeRO partitions, "
             "which must be on the training device, and must not be split per parameter, reordered or padded. "
             f"Leave {name.partition('=')[0]} out, or set optim.name=adamw."
@@ -119,4 +120,4 @@ def enabled_offloads(overrides: Mapping[str, Any]) -> dict[str, bool]:
 
 def _check_mapping(key: str, value: Any, example: str) -> None:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{key}={value} is invalid: it must be a mapping. Set it to {{{example}}}, for example.")
+        raise InputError(f"{key}={value} is invalid: it must be a mapping. Set it to {{{example}}}, for example.")

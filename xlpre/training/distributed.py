@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from xlpre.common.errors import InputError
 from xlpre.common.launcher import read_launcher
 from xlpre.common.messages import counted
 
@@ -45,7 +46,7 @@ def init_env() -> None:
     Prints a hint if the machine has more than one GPU.
 
     Raises:
-        ValueError: see `read_launcher`.
+        InputError: see `read_launcher`.
     """
     read_launcher()
     if "RANK" not in os.environ:
@@ -100,10 +101,10 @@ def select_device(name: str | None) -> torch.device:
     """Return the device `name` of a command, or by default that of `device_type`.
 
     Raises:
-        ValueError: `name` is `cuda` on a machine without GPUs.
+        InputError: `name` is `cuda` on a machine without GPUs.
     """
     if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device=cuda is invalid: PyTorch finds no GPU on this machine. Leave it out.")
+        raise InputError("--device=cuda is invalid: PyTorch finds no GPU on this machine. Leave it out.")
     return torch.device(name or device_type())
 
 
@@ -164,7 +165,7 @@ def seed_step(seed: int, step: int, rank: int) -> None:
 
 
 def check_shared_filesystem(folder: Path, comm: Comm, timeout_seconds: float = 60.0) -> None:
-    """Raise ValueError, on every process, if a machine does not see the files that rank 0 writes to `folder`."""
+    """Raise InputError, on every process, if a machine does not see the files that rank 0 writes to `folder`."""
     # a new name: a network file system caches the absence of a name that was looked up before
     marker = folder / f".seen_{comm.broadcast(secrets.token_hex(8))}"
     if is_rank_zero():
@@ -181,7 +182,7 @@ def check_shared_filesystem(folder: Path, comm: Comm, timeout_seconds: float = 6
     if is_rank_zero():
         marker.unlink(missing_ok=True)
     if failed:
-        raise ValueError(
+        raise InputError(
             f"run_dir={folder} is invalid: {', '.join(failed)} cannot see the files that rank 0 writes there. Set run_dir to a folder "
             "on a file system that all machines share (docs/distributed.md)."
         )
@@ -233,7 +234,7 @@ class Comm:
         """Call `function` on rank 0 and return its result on every process.
 
         Raises:
-            ValueError: `function` raised it; so every process ends with the same exit status.
+            InputError: `function` raised it; so every process ends with the same exit status.
             OSError: `function` raised it.
         """
         result, error = None, None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from xlpre.common.errors import InputError
 from xlpre.common.files import write_text
 from xlpre.text.json_objects import parse_object
 
@@ -16,7 +17,7 @@ def read_records(path: Path) -> list[Record]:
     """Read all lines; a missing file has none. A last line without a line break is ignored: the process was killed while writing it.
 
     Raises:
-        ValueError: a line is damaged.
+        InputError: a line is damaged.
     """
     return [_parse(line, f"{location} (remove this line)") for location, line in _split_lines(path)]
 
@@ -53,7 +54,7 @@ def _parse(line: bytes, location: str) -> Record:
     try:
         record = parse_object(line.decode(), location)
     except UnicodeDecodeError as error:
-        raise ValueError(f"{location}: it is not UTF-8 (byte {error.start})") from None
+        raise InputError(f"{location}: it is not UTF-8 (byte {error.start})") from None
     if type(record.get("step")) is not int:
-        raise ValueError(f"{location}: it has no integer `step`")
+        raise InputError(f"{location}: it has no integer `step`")
     return record

@@ -9,6 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from xlpre.common.errors import InputError
+
 
 @dataclass(frozen=True)
 class ScheduleConfig:
@@ -31,19 +33,19 @@ class ScheduleConfig:
 
     def __post_init__(self) -> None:
         if self.warmup_steps < 0:
-            raise ValueError(
+            raise InputError(
                 f"schedule.warmup_steps={self.warmup_steps} is invalid: it must be at least 0. "
                 "Set schedule.warmup_steps=0 for no warm-up."
             )
         if not 0 <= self.min_lr_ratio <= 1:
-            raise ValueError(
+            raise InputError(
                 f"schedule.min_lr_ratio={self.min_lr_ratio} is invalid: it must be between 0 and 1. "
                 "Set schedule.min_lr_ratio=0 to decay to zero."
             )
         if self.power <= 0:
-            raise ValueError(f"schedule.power={self.power} is invalid: it must be positive. Set schedule.power=2.")
+            raise InputError(f"schedule.power={self.power} is invalid: it must be positive. Set schedule.power=2.")
         if not 0 < self.decay_ratio <= 1:
-            raise ValueError(
+            raise InputError(
                 f"schedule.decay_ratio={self.decay_ratio} is invalid: it must be above 0 and at most 1. "
                 "Set schedule.decay_ratio=0.1."
             )

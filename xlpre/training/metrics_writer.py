@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import torch
 
+from xlpre.common.errors import InputError
 from xlpre.common.files import with_filename, write_text
 from xlpre.common.os_errors import is_disk_full
 from xlpre.training.distributed import is_rank_zero
@@ -102,7 +103,7 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """Read the metrics.jsonl of a run. A number that was not finite is None. An incomplete last line is ignored.
 
     Raises:
-        ValueError: a line is damaged.
+        InputError: a line is damaged.
     """
     return read_records(run_dir / "metrics.jsonl")
 
@@ -127,13 +128,13 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def check_wandb_installed(project: str | None) -> None:
-    """Raise ValueError if a Weights & Biases project is set and its library is not installed."""
+    """Raise InputError if a Weights & Biases project is set and its library is not installed."""
     if not project:
         return
     try:
         from wandb import init  # noqa: F401 - `import wandb` would also accept a folder called wandb
     except ImportError:
-        raise ValueError(
+        raise InputError(
             f"train.wandb={project} is invalid: the library of Weights & Biases is not installed. Run `pip install wandb`, or set "
             "train.wandb=null."
         ) from None

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from xlpre.common.errors import InputError
 from xlpre.training.distributed import rank
 
 LOSS_SCALER_FIELDS = (
@@ -32,7 +33,7 @@ def init_moments(engine: Any) -> None:
     its moments are written, read back and restored, which takes milliseconds. Every process must call it.
 
     Raises:
-        ValueError: this version of DeepSpeed lacks these functions, or they behave differently.
+        InputError: this version of DeepSpeed lacks these functions, or they behave differently.
         RuntimeError: one of the functions failed.
     """
     import deepspeed
@@ -46,13 +47,13 @@ def init_moments(engine: Any) -> None:
         _link_moments(engine)
         differing = _write_and_read_back(engine)
     except (AttributeError, TypeError, KeyError, IndexError, ValueError, AssertionError, ImportError) as error:
-        raise ValueError(f"{refusal} ({type(error).__name__}: {error}). {remedy}") from error
+        raise InputError(f"{refusal} ({type(error).__name__}: {error}). {remedy}") from error
     except RuntimeError as error:  # for example a lost connection, which the message then names
         raise RuntimeError(
             f"{error}\nThis happened in a check that the optimizer state of deepspeed {deepspeed.__version__} can be read and written."
         ) from error
     if differing is not None:
-        raise ValueError(f"{refusal} ({differing} differs). {remedy}")
+        raise InputError(f"{refusal} ({differing} differs). {remedy}")
 
 
 def gather_weights(engine: Any, keep: bool) -> dict[str, Tensor]:

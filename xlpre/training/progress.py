@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from xlpre.common.errors import InputError
 from xlpre.training.checkpoint_writer import CheckpointWriter
 from xlpre.training.config import TrainConfig
 from xlpre.training.distributed import Comm, rank, seed_step, world_size
@@ -90,7 +91,7 @@ class Progress:
             True, on all processes, if any process received a signal to stop.
 
         Raises:
-            ValueError: `train.max_skipped_steps` steps in a row were skipped, or a checkpoint could not be written.
+            InputError: `train.max_skipped_steps` steps in a row were skipped, or a checkpoint could not be written.
         """
         stop_requested, self.train_seconds, is_writing = self._agreement()
         self.step += 1
@@ -99,7 +100,7 @@ class Progress:
         if self.consecutive_skips == self.train.max_skipped_steps:
             self._writer.finish()
             hint = on_too_many_skips()
-            raise ValueError(
+            raise InputError(
                 f"the gradients of {self.consecutive_skips} steps in a row, up to step {self.step:,}, were not finite, and these steps "
                 f"were skipped. {hint}Lower optim.lr, in fine-tuning under another name, or check the weights of init_from."
             )

@@ -86,7 +86,7 @@ class TrainingContext:
             kind: name of the run for the error message, such as `pretraining`.
 
         Raises:
-            ValueError: another process uses the folder, or a machine does not see it.
+            InputError: another process uses the folder, or a machine does not see it.
         """
         refusal = f"another {kind} process uses this folder; wait until it ends, or stop it"
         lock = ExitStack()
@@ -141,7 +141,7 @@ def start_training(
             processes wait for rank 0 for up to `train.timeout_minutes`, so the time limit is half of it.
 
     Raises:
-        ValueError: the global batch cannot be divided among the processes, the device does not have the precision, or DeepSpeed
+        InputError: the global batch cannot be divided among the processes, the device does not have the precision, or DeepSpeed
             refuses a setting.
         OSError: this process has no GPU.
     """

@@ -18,6 +18,7 @@ LOSS, PAIRS = "validation loss", "minimal pairs"  # measures in the metrics of a
 # values of an evaluation on text that are equal if two models predicted the same targets in the same way
 TARGET_KEYS = ("objective", "mode", "partial_k", "seq_len", "n_targets", "n_tokens", "n_bytes")
 MARGIN = 0.1  # nats; a model with a loss this far below the unigram baseline has learned from context
+NOT_COMPARABLE = "not comparable"  # in place of a difference of losses of other targets or objectives
 NOT_SCORES = ("loss", "error", "threshold")  # ends of the names of metrics that are not scores
 
 
@@ -27,11 +28,13 @@ class RunResult:
 
     Attributes:
         seed: seed of the run.
+        objective: name of its objective.
         evaluations: records of its metrics.jsonl with a validation loss.
         is_finished: whether the last evaluation was at the end of the run.
     """
 
     seed: int
+    objective: str
     evaluations: Sequence[dict[str, Any]]
     is_finished: bool
 
@@ -40,7 +43,7 @@ class RunResult:
         """Read the result of a run; None if it was not evaluated yet.
 
         Raises:
-            ValueError: the run has other settings than its row.
+            InputError: the run has other settings than its row.
         """
         evaluations, train = run.evaluations(), run.config.train
         if not evaluations:
@@ -48,7 +51,7 @@ class RunResult:
         last = evaluations[-1]
         was_last_step = last["step"] >= train.steps
         was_time_over = train.hours is not None and last["train_seconds"] >= train.hours * 3600
-        return cls(run.seed, evaluations, was_last_step or was_time_over)
+        return cls(run.seed, run.config.objective.name, evaluations, was_last_step or was_time_over)
 
     @property
     def last(self) -> dict[str, Any]:
@@ -89,7 +92,7 @@ class Measure:
         learning_rates: by row, the learning rate of the fine-tuning, if there were several.
         at_chance: by row, the seeds whose fine-tuning mostly stayed at chance.
         unfinished: by row, the seeds whose pretraining is not finished.
-        other_targets: rows whose loss is that of other targets than the loss of the first row.
+        not_comparable: rows whose loss cannot be compared with that of the first row: it is of other targets or another objective.
     """
 
     is_loss: bool
@@ -99,7 +102,7 @@ class Measure:
     learning_rates: dict[str, float] = field(default_factory=dict)
     at_chance: dict[str, set[int]] = field(default_factory=dict)
     unfinished: dict[str, set[int]] = field(default_factory=dict)
-    other_targets: set[str] = field(default_factory=set)
+    not_comparable: set[str] = field(default_factory=set)
 
     @property
     def digits(self) -> int:
@@ -112,12 +115,12 @@ class Measure:
         return next(iter(self.values))
 
     def difference(self, row: str) -> Difference | None:
-        """Compare a row with the base by seed; None for the base, other targets, or rows without a common seed.
+        """Compare a row with the base by seed; None for the base, rows that cannot be compared, or rows without a common seed.
 
         With one common seed of the rows, the seeds of their fine-tuning are compared.
         """
         base_row = self.base_row
-        if row == base_row or row in self.other_targets or row not in self.values:
+        if row == base_row or row in self.not_comparable or row not in self.values:
             return None
         difference = paired_difference(self.values[row], self.values[base_row])
         if difference is None or difference.n_pairs > 1 or not self.finetuned:
@@ -188,7 +191,7 @@ def read_measures(ablation: Ablation) -> dict[str, Measure]:
             for measure in () if result.is_finished else of_run:
                 measure.unfinished.setdefault(row, set()).add(result.seed)
         if not is_comparable(results, base):
-            measures[LOSS].other_targets.add(row)
+            measures[LOSS].not_comparable.add(row)
     text_targets: dict[str, tuple[Any, ...]] = {}  # of the first row of each text
     rows = list(ablation.rows)
     for stage in sorted(ablation.stages, key=lambda stage: rows.index(stage.row)):
@@ -203,7 +206,7 @@ def read_measures(ablation: Ablation) -> dict[str, Measure]:
             _add(measures, name, True, stage.row, stage.seed, record["loss"])
             targets = tuple(record.get(key) for key in TARGET_KEYS)
             if targets != text_targets.setdefault(name, targets):
-                measures[name].other_targets.add(stage.row)
+                measures[name].not_comparable.add(stage.row)
     for task in dict.fromkeys(stage.key for stage in ablation.stages if isinstance(stage, Finetuning)):
         for row in ablation.rows:
             _add_task(
@@ -252,8 +255,9 @@ def _add_task(measures: dict[str, Measure], stages: Sequence[Finetuning]) -> Non
 
 
 def is_comparable(results: Sequence[RunResult], base: Sequence[RunResult]) -> bool:
-    """Return True if the runs of two rows were evaluated on the same targets: their unigram baselines are equal."""
-    return abs(results[0].last["val_unigram_loss"] - base[0].last["val_unigram_loss"]) < 1e-6
+    """Return True if the runs of two rows have the same objective and targets. Equal targets have equal unigram baselines."""
+    same_targets = abs(results[0].last["val_unigram_loss"] - base[0].last["val_unigram_loss"]) < 1e-6
+    return same_targets and results[0].objective == base[0].objective
 
 
 def median_loss(results: Sequence[RunResult]) -> float:

@@ -6,7 +6,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pretrain.tools.ablation.measures import MARGIN, Measure, RunResult, is_comparable, main_measures, median_loss
+from pretrain.tools.ablation.measures import (
+    MARGIN,
+    NOT_COMPARABLE,
+    Measure,
+    RunResult,
+    is_comparable,
+    main_measures,
+    median_loss,
+)
 from pretrain.tools.paired_statistics import CONFIDENCE, Difference
 from xlpre.common.plots import COLORS, new_axes
 
@@ -14,7 +22,7 @@ from xlpre.common.plots import COLORS, new_axes
 def draw_losses(results: dict[str, list[RunResult]]) -> Any:
     """Draw the last validation loss of every run: a line of dots per row, sorted by the median, which is written beside it.
 
-    Rows that were evaluated on other targets than the first row have hollow dots. Dots beyond the axis are triangles at its end.
+    Rows whose loss cannot be compared with that of the first row have hollow dots. Dots beyond the axis are triangles at its end.
     """
     base_row, base = next(iter(results.items()))
     baseline = base[0].last["val_unigram_loss"]
@@ -37,7 +45,7 @@ def draw_losses(results: dict[str, list[RunResult]]) -> Any:
     is_other = [not is_comparable(results[row], base) for row in rows]
     axes.set_yticks(
         range(len(rows)),
-        [f"{row} (other targets)" if other else row for row, other in zip(rows, is_other, strict=True)],
+        [f"{row} ({NOT_COMPARABLE})" if other else row for row, other in zip(rows, is_other, strict=True)],
     )
     axes.set(xlim=(low - margin, high + margin), ylim=(-0.6, len(rows) - 0.4))
     axes.ticklabel_format(axis="x", useOffset=False)

@@ -22,6 +22,7 @@ from pretrain.tools.ablation.stages import (
     TextEvaluation,
     check_words,
 )
+from xlpre.common.errors import InputError
 from xlpre.config.loader import load_config
 
 ROW_KEYS = ("name", "run_dir", "seed")  # settings that pretrain/ablate.py sets for each run
@@ -88,38 +89,38 @@ class AblationConfig:
 
     def __post_init__(self) -> None:
         if bool(self.base) == bool(self.model) or not self.rows or self.num_seeds < 1:
-            raise ValueError(
+            raise InputError(
                 "the ablation is invalid: it must have `base:` (a settings file) or `model:` (the folder of a model), `rows:` (lists of "
                 "overrides by name), and num_seeds of at least 1. Add what is missing."
             )
         if self.model and not self.finetune.tasks:
-            raise ValueError(
+            raise InputError(
                 f"model={self.model} is invalid without finetune.tasks: the rows are fine-tuned from it. Add tasks, or set base."
             )
         if self.finetune.seeds < 1 or (self.model and self.finetune.seeds > 1):
             rule = "1 with `model:`, whose seeds are num_seeds" if self.model else "at least 1"
-            raise ValueError(f"finetune.seeds={self.finetune.seeds} is invalid: it must be {rule}.")
+            raise InputError(f"finetune.seeds={self.finetune.seeds} is invalid: it must be {rule}.")
         self._check_names()
         self._check_keys()
 
     def _check_names(self) -> None:
-        """Raise ValueError if a name cannot be that of a folder, or two stages have the same name."""
+        """Raise InputError if a name cannot be that of a folder, or two stages have the same name."""
         stages = [*self.finetune.tasks, *self.evaluate.pairs, *self.evaluate.text]
         for kind, names in (("row", list(self.rows)), ("stage", stages)):
             for name in names:
                 if name in ("", ".", "..") or "/" in name:
-                    raise ValueError(
+                    raise InputError(
                         f"{kind} {name!r} is invalid: the name of a {kind} becomes the name of a folder, so it must not be empty, '.' or "
                         "'..', or contain a slash. Rename it."
                     )
         for name in stages:
             if stages.count(name) > 1:
-                raise ValueError(
+                raise InputError(
                     f"{name!r} is invalid: two of finetune.tasks, evaluate.pairs and evaluate.text have it. Rename one."
                 )
         for measure, values in self.published.items():
             if unknown := [row for row in values if row not in self.rows]:
-                raise ValueError(
+                raise InputError(
                     f"published: {measure}: {unknown[0]} is invalid: there is no such row. Name one of {', '.join(self.rows)}."
                 )
 
@@ -129,7 +130,7 @@ class AblationConfig:
         return ROW_KEYS if self.base else (*TASK_KEYS, *["optim.lr"] * bool(self.finetune.learning_rates))
 
     def _check_keys(self) -> None:
-        """Raise ValueError if an override sets what the command sets."""
+        """Raise InputError if an override sets what the command sets."""
         row_keys = self.row_keys
         parts: dict[str, tuple[Sequence[str], Sequence[str]]] = {
             "common": (self.common, row_keys),
@@ -143,10 +144,10 @@ class AblationConfig:
 
 
 def _check_overrides(origin: str, overrides: Sequence[str], keys: Sequence[str]) -> None:
-    """Raise ValueError if an override sets one of `keys`, which the command sets."""
+    """Raise InputError if an override sets one of `keys`, which the command sets."""
     for override in overrides:
         if (key := override.partition("=")[0]) in keys:
-            raise ValueError(
+            raise InputError(
                 f"{origin}{override} is invalid: pretrain/ablate.py sets {key} for each run. Leave it out."
             )
 
@@ -170,7 +171,7 @@ class Ablation:
         stages: all stages in an order in which they can run: for each seed, the pretraining of every row, then what follows it.
 
     Raises:
-        ValueError: the file is not an ablation, a row does not exist, or a setting is invalid.
+        InputError: the file is not an ablation, a row does not exist, or a setting is invalid.
     """
 
     def __init__(
@@ -184,7 +185,7 @@ class Ablation:
         self._config = config = load_config(AblationConfig, path)
         for row in rows:
             if row not in config.rows:
-                raise ValueError(
+                raise InputError(
                     f"--rows={row} is invalid: {path} has the rows {', '.join(config.rows)}. Give one of them."
                 )
         _check_overrides("", overrides, config.row_keys)
@@ -194,12 +195,12 @@ class Ablation:
         self._common, self._overrides = config.common, overrides
         self.num_seeds = config.num_seeds if num_seeds is None else num_seeds
         if self.num_seeds < 1:
-            raise ValueError(
+            raise InputError(
                 f"--seeds={self.num_seeds} is invalid: it must be at least 1. Leave it out to use num_seeds of the file."
             )
         self.seeds = range(1, self.num_seeds + 1)
         if only_pretraining and config.model:
-            raise ValueError(
+            raise InputError(
                 f"--only-pretraining is invalid with model={config.model} in {path}: nothing is pretrained. Leave it out."
             )
         self._words = {
@@ -227,7 +228,7 @@ class Ablation:
         return max((int(name) for name in names if name.isdecimal()), default=0)
 
     def check_inputs(self) -> None:
-        """Raise ValueError with all problems of the inputs of the stages: texts, vocabularies, models and examples."""
+        """Raise InputError with all problems of the inputs of the stages: texts, vocabularies, models and examples."""
         checked: list[Pretraining | Evaluation | Finetuning] = [
             *self.runs[: len(self.rows)]
         ]  # other seeds have the same inputs
@@ -242,18 +243,18 @@ class Ablation:
         for stage in checked:
             try:
                 stage.check_inputs()
-            except ValueError as error:
+            except InputError as error:
                 origin = f"row {stage.row}" if isinstance(stage, Pretraining) else _key(stage)
                 problems.setdefault(str(error), []).append(origin)
         if problems:
-            raise ValueError("\n".join(f"{', '.join(origins)}: {problem}" for problem, origins in problems.items()))
+            raise InputError("\n".join(f"{', '.join(origins)}: {problem}" for problem, origins in problems.items()))
 
     def _run(self, row: str, seed: int) -> Pretraining:
         overrides = [*self._common, *self._overrides, *self.rows[row]]
         try:
             config = load_config(PretrainConfig, self.base, overrides)
-        except ValueError as error:
-            raise ValueError(f"{self._blame(row, str(error))}: {error}") from None
+        except InputError as error:
+            raise InputError(f"{self._blame(row, str(error))}: {error}") from None
         name, folder = f"{self.name}_{row}_{seed}", self._row_folder(row, seed)
         # the defaults of both settings contain the name of the run, but all runs share these folders
         inputs = [f"data.store_dir={config.data.store_dir}", f"tokenizer.path={config.tokenizer.path}"]
@@ -286,9 +287,9 @@ class Ablation:
             stage = Finetuning(row, seed, task_folder, task, model, pretraining, file, of_task, seeds, rate)
             try:
                 if stage.config.task is None:
-                    raise ValueError("it has no task. Add task=NAME, such as task=glue/mrpc.")
-            except ValueError as error:
-                raise ValueError(f"{self.path}: finetune.tasks.{task}, row {row}: {error}") from None
+                    raise InputError("it has no task. Add task=NAME, such as task=glue/mrpc.")
+            except InputError as error:
+                raise InputError(f"{self.path}: finetune.tasks.{task}, row {row}: {error}") from None
             stages.append(stage)
         return stages
 
@@ -297,7 +298,7 @@ class Ablation:
         has_file = bool(words) and words[0].endswith(SUFFIXES) and "=" not in words[0]
         file = words[0] if has_file else self._config.finetune.base
         if not file:
-            raise ValueError(
+            raise InputError(
                 f"{self.path}: finetune.tasks.{task} is invalid: it has no settings file. Set finetune.base, or write the path of a "
                 "file as the first entry."
             )
@@ -314,7 +315,7 @@ class Ablation:
             overrides += of_part
             try:
                 load_config(PretrainConfig, self.base, overrides)
-            except ValueError as error:
+            except InputError as error:
                 if str(error) == message:
                     return part
         return f"row {row}"

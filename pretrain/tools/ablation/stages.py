@@ -24,6 +24,7 @@ from finetune.trainer.results import RESULT, Result, seed_folder
 from pretrain.config import PretrainConfig, changed_settings
 from pretrain.trainer.dry_run import open_inputs
 from pretrain.trainer.inputs import is_finished, model_dir
+from xlpre.common.errors import InputError
 from xlpre.common.files import atomic_dir, compute_crc32c, lock_dir, write_text
 from xlpre.common.messages import as_yaml
 from xlpre.config.cli import ExplicitKeys
@@ -127,7 +128,7 @@ class Pretraining(Stage):
         """Return True if the run is finished.
 
         Raises:
-            ValueError: the run has other settings than its row.
+            InputError: the run has other settings than its row.
         """
         if not is_finished(self.config, self.explicit_keys):
             return False
@@ -138,7 +139,7 @@ class Pretraining(Stage):
         """Return the records of metrics.jsonl with a validation loss.
 
         Raises:
-            ValueError: the run has other settings than its row.
+            InputError: the run has other settings than its row.
         """
         self.check_settings()
         return [record for record in read_metrics(self.folder) if "val_loss" in record]
@@ -151,24 +152,24 @@ class Pretraining(Stage):
         return f"val loss {float('inf') if loss is None else loss:.3f} (unigram baseline {baseline:.3f})"
 
     def check_settings(self) -> None:
-        """Raise ValueError if the run in the folder has other settings than its row."""
+        """Raise InputError if the run in the folder has other settings than its row."""
         for key, values in changed_settings(self.config, with_length=True).items():
             saved, current = map(as_yaml, values)
-            raise ValueError(
+            raise InputError(
                 f"row {self.row}: {key}={current} is invalid: {self.folder} was trained with {key}={saved}. "
                 f"Set {key}={saved}, rename the row, or remove that folder."
             )
 
     def check_inputs(self) -> None:
-        """Raise ValueError if the run cannot start because of its text, its vocabulary, its model or its minimal pairs."""
+        """Raise InputError if the run cannot start because of its text, its vocabulary, its model or its minimal pairs."""
         open_inputs(self.config, self.explicit_keys)
 
     def check_batch(self, processes: int) -> None:
-        """Raise ValueError if `processes` processes cannot share the batch."""
+        """Raise InputError if `processes` processes cannot share the batch."""
         try:
             self.config.train.batch_schedule(processes)
-        except ValueError as error:
-            raise ValueError(f"row {self.row} with --processes {processes}: {error}") from None
+        except InputError as error:
+            raise InputError(f"row {self.row} with --processes {processes}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -238,10 +239,10 @@ class Evaluation(ModelStage):
         """File with the result."""
 
     def check_inputs(self) -> None:
-        """Raise ValueError if a file or folder does not exist."""
+        """Raise InputError if a file or folder does not exist."""
         for path in getattr(_parse_words(self.kind, self.words), self.kind):
             if not source_exists(str(path)):
-                raise ValueError(f"{path} is invalid: there is no such file or folder. Correct the path.")
+                raise InputError(f"{path} is invalid: there is no such file or folder. Correct the path.")
 
     def is_finished(self) -> bool:
         """Return True if the result is of the current arguments and weights."""
@@ -349,7 +350,7 @@ class Finetuning(ModelStage):
         return apply_precedence(config, explicit_keys.args, explicit_keys.own_file)
 
     def check_inputs(self) -> None:
-        """Raise ValueError if the run cannot start because of its examples."""
+        """Raise InputError if the run cannot start because of its examples."""
         from finetune.trainer.inputs import read_examples
 
         read_examples(self.config)
@@ -375,7 +376,7 @@ class Finetuning(ModelStage):
         """Remove a run with other settings or other pretrained weights, and save the inputs of a new run."""
         if not self.inputs_match():
             # if a fine-tuning is running in the folder, the command will refuse to start
-            with suppress(ValueError), lock_dir(self.folder, ""), atomic_dir(self.folder) as folder:
+            with suppress(InputError), lock_dir(self.folder, ""), atomic_dir(self.folder) as folder:
                 self.save_inputs(folder)
         elif not (self.folder / "config.yaml").exists():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -398,7 +399,7 @@ def _weights_checksum(model: str) -> str | None:
     """Return a checksum of the files with the weights of a model; None if the model does not exist."""
     try:
         path = resolve_model_dir(model)
-    except ValueError:  # a run that has not saved a model yet
+    except InputError:  # a run that has not saved a model yet
         return None
     folder = path.iterdir() if path.is_dir() else [path]
     files = [file for file in sorted(folder) if file.suffix in WEIGHT_SUFFIXES or ".ckpt" in file.name]
@@ -428,16 +429,16 @@ def check_words(origin: str, kind: str, text: str) -> list[str]:
         text: files and options, as on the command line of pretrain/score.py --pairs or pretrain/evaluate.py.
 
     Raises:
-        ValueError: the command would refuse them.
+        InputError: the command would refuse them.
     """
     try:
         words = shlex.split(text)
         args = _parse_words(kind, words)
         for option in ("out", "picture", "json", "tokens", "compare"):
             if getattr(args, option, None):
-                raise ValueError(f"--{option} is invalid: the ablation collects the results itself. Leave it out.")
+                raise InputError(f"--{option} is invalid: the ablation collects the results itself. Leave it out.")
     except ValueError as error:
-        raise ValueError(f"{origin}: {error}") from None
+        raise InputError(f"{origin}: {error}") from None
     return words
 
 

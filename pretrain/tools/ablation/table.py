@@ -9,6 +9,7 @@ from statistics import median
 from pretrain.tools.ablation.measures import (
     LOSS,
     MARGIN,
+    NOT_COMPARABLE,
     PAIRS,
     Measure,
     RunResult,
@@ -24,6 +25,7 @@ from pretrain.tools.ablation.pictures import draw_differences, draw_losses
 from pretrain.tools.ablation.plan import Ablation
 from pretrain.tools.paired_statistics import CONFIDENCE, Difference
 from pretrain.tools.report_page import SUBSET_PREFIX
+from xlpre.common.errors import InputError
 from xlpre.common.files import write_text
 from xlpre.common.plots import save_figure
 from xlpre.common.tables import to_csv, to_jsonl, to_markdown, to_text
@@ -42,17 +44,17 @@ HIDDEN_COLUMNS = {  # columns that are not printed on a terminal
 def build_table(ablation: Ablation) -> list[dict[str, str]]:
     """Compare each evaluated row with the first one.
 
-    Rows are compared at the end, and at the last number of window tokens at which all runs of both rows were evaluated.
+    Rows are compared at the end, and after the largest number of window tokens at which all runs of both rows were evaluated.
 
     Returns:
         One dict per row, with cells by column name.
 
     Raises:
-        ValueError: no run was evaluated yet.
+        InputError: no run was evaluated yet.
     """
     results = read_results(ablation)
     if not results:
-        raise ValueError(f"{ablation.folder} is invalid: it contains no evaluated run. Start the runs with --run.")
+        raise InputError(f"{ablation.folder} is invalid: it contains no evaluated run. Start the runs with --run.")
     # if no run of the first row is evaluated yet, the next evaluated row takes its place
     (base_row, base), *_ = results.items()
     table = []
@@ -74,9 +76,11 @@ def build_table(ablation: Ablation) -> list[dict[str, str]]:
                 "training minutes": f"{median(x['train_seconds'] for x in lasts) / 60:.1f}",
                 "validation loss": f"{median(losses):.3f}",
                 "lowest to highest": f"{losses[0]:.3f} to {losses[-1]:.3f}" if len(losses) > 1 else "",
-                f"difference from {base_row}": _format_difference(final_difference) if comparable else "other targets",
+                f"difference from {base_row}": _format_difference(final_difference) if comparable else NOT_COMPARABLE,
                 "difference at equal tokens": (
-                    f"{_format_difference(row_loss - base_loss)} ({common_tokens / 1e6:.2f} M)" if comparable else ""
+                    f"{_format_difference(row_loss - base_loss)} ({common_tokens / 1e6:.2f} M)"
+                    if comparable and common_tokens
+                    else ""
                 ),
                 "by seed (95 % interval)": _format_interval(by_seed, 3),
                 "smallest detectable difference": _format_detectable(by_seed, 3),
@@ -166,8 +170,8 @@ def describe_table(table: Sequence[dict[str, str]]) -> str:
     else:
         notes += (
             f"\nBy seed: mean difference between runs with the same seed, and its {CONFIDENCE:.0%} interval (bootstrap; t-test with two "
-            "seeds), within noise if it contains 0.\n"
-            "This number of seeds finds the smallest detectable difference with a probability of 80 %."
+            "seeds), within noise if it contains 0. Of 20 differences that are noise, one interval excludes 0 on average.\n"
+            "This number of seeds finds the smallest detectable difference with a probability of 70 to 80 %."
         )
     return notes
 
@@ -180,11 +184,11 @@ def write_comparison(ablation: Ablation, is_subset: bool = False) -> None:
         is_subset: True if only some rows are included: the files are then named subset_table.md and so on.
 
     Raises:
-        ValueError: there are neither results nor failures.
+        InputError: there are neither results nor failures.
     """
     measures, failures, prefix = read_measures(ablation), read_failures(ablation), SUBSET_PREFIX * is_subset
     if not measures and not failures:
-        raise ValueError(f"{ablation.folder} is invalid: it contains no evaluated run. Start the runs with --run.")
+        raise InputError(f"{ablation.folder} is invalid: it contains no evaluated run. Start the runs with --run.")
     files = {name: ablation.folder / f"{prefix}{name}" for name in OUTPUT_FILES}
     table = build_table(ablation) if LOSS in measures else []
     stages = build_stage_table(measures)
@@ -256,7 +260,7 @@ def _format_range(values: Sequence[float], n_runs: int) -> str:
 def _format_comparison(measure: Measure, row: str) -> str:
     """Return the difference of a row to the first one with its interval; empty for the first row."""
     return (
-        "other targets" if row in measure.other_targets else _format_interval(measure.difference(row), measure.digits)
+        NOT_COMPARABLE if row in measure.not_comparable else _format_interval(measure.difference(row), measure.digits)
     )
 
 

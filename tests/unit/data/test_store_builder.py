@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -149,3 +150,45 @@ def test_more_than_65536_pieces_are_32_bit_ids(tmp_path, tokenizer, documents):
 
     store = write_store(tmp_path / "store", documents[:200], LargeTokenizer(tokenizer.content), 0.1, {}, {})
     assert store.train.tokens.dtype == np.uint32
+
+
+def test_no_text_of_a_validation_source_is_in_the_training_split_without_duplicates(tmp_path, tokenizer):
+    documents = make_documents(60)
+    for name, part in (("train", documents[:50]), ("val", documents[40:])):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join("\n".join(document) for document in part))
+    settings = {"source": f"{tmp_path}/train.txt", "val_source": f"{tmp_path}/val.txt", "num_processes": 1}
+    store = build_store(tmp_path / "store", TextConfig(**settings, deduplicate=True), tokenizer)
+    train_texts, val_texts = texts(store.train, tokenizer), texts(store.validation, tokenizer)
+    assert (len(train_texts), len(val_texts)) == (40, 20) and not set(train_texts) & set(val_texts)
+
+
+def test_validation_text_is_read_first_and_can_be_replaced(tmp_path, tokenizer, monkeypatch):
+    _, config = write_text(tmp_path)
+    (tmp_path / "val").mkdir()
+    empty, good = tmp_path / "val" / "empty.txt", tmp_path / "val" / "good.txt"
+    empty.write_text("\n")
+    good.write_text("Ba di bu.")
+    encoded, encode = [], store_builder.encoded_documents.encode
+    monkeypatch.setattr(
+        store_builder.encoded_documents, "encode", lambda batch, *rest: encoded.extend(batch) or encode(batch, *rest)
+    )
+    with pytest.raises(ValueError, match=r"text.val_source=\S+empty.txt is invalid: it holds no text"):
+        build_store(tmp_path / "store", replace(config, val_source=str(empty)), tokenizer)
+    assert not encoded
+    with monkeypatch.context() as patch:
+        patch.setattr(store_builder, "_assemble", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            build_store(tmp_path / "store", replace(config, val_source=str(good)), tokenizer)
+    n_encoded = len(encoded)
+    other = tmp_path / "val" / "other.txt"
+    other.write_text("Bu di ba.")
+    build_store(tmp_path / "store", replace(config, val_source=str(other)), tokenizer)
+    assert encoded[n_encoded:] == [["Bu di ba."]]
+
+
+def test_text_that_changes_without_changing_its_size_is_refused(tmp_path, tokenizer, monkeypatch):
+    file, config = write_text(tmp_path)
+    content = file.read_text()
+    monkeypatch.setattr(store_builder, "encode_all", after_encoding(lambda: file.write_text(content.swapcase())))
+    with pytest.raises(ValueError, match=r"a\.txt was added, removed or changed while"):
+        build_store(tmp_path / "store", config, tokenizer)

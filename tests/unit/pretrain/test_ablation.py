@@ -285,7 +285,7 @@ def test_the_table_has_medians_over_seeds_and_tokens_to_beat_unigram(write):
         "model.mem_len=0",
     )
     assert (other[final], other[beats], other["validation loss"]) == (
-        "other targets",
+        "not comparable",
         "never",
         "inf",
     )
@@ -336,7 +336,7 @@ def test_the_first_row_is_the_base_even_if_its_first_seed_is_missing(write, monk
     rows = {"plain": [], "other": ["model.mem_len=0"], "masked": ["objective.name=denoising"]}
     ablation = Ablation(write(rows, num_seeds=3, evaluate={"text": {"books": "books.txt"}}))
     measure = read_measures(ablation)["books, loss"]
-    assert measure.base_row == "plain" and measure.other_targets == {"masked"}
+    assert measure.base_row == "plain" and measure.not_comparable == {"masked"}
     assert measure.difference("other").mean == -0.5 and measure.difference("other").n_pairs == 2
 
 
@@ -365,7 +365,7 @@ def test_the_picture_has_a_line_of_dots_per_row_sorted_by_loss(write):
     rows = {row: [f"optim.lr=1e-{n}"] for n, row in enumerate(("plain", "better", "elsewhere", "diverged"), 2)}
     axes = draw_losses(read_results(Ablation(write(rows, num_seeds=2)))).axes[0]
     labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels == ["diverged", "plain", "better", "elsewhere (other targets)"]
+    assert labels == ["diverged", "plain", "better", "elsewhere (not comparable)"]
     dots = [(*line.get_xydata()[0], line.get_marker()) for line in axes.lines if line.get_marker() in ("o", ">")]
     assert sorted(dot for dot in dots if dot[2] == "o") == [(4.0, 3, "o"), (4.5, 2, "o"), (5.0, 1, "o"), (5.2, 1, "o")]
     assert [dot[1] for dot in dots if dot[2] == ">"] == [0]
@@ -538,10 +538,10 @@ def test_losses_on_other_targets_are_not_compared(write, monkeypatch):
     rows = {"plain": [], "same": ["model.mem_len=0"], "masked": ["objective.name=denoising"]}
     ablation = Ablation(write(rows, num_seeds=2, evaluate={"text": {"books": "books.txt"}}))
     measure = read_measures(ablation)["books, loss"]
-    assert measure.other_targets == {"masked"} and measure.difference("masked") is None
+    assert measure.not_comparable == {"masked"} and measure.difference("masked") is None
     assert measure.difference("same").mean == 0
     cells = [line["difference from first row, by seed"] for line in build_stage_table({"books, loss": measure})]
-    assert cells[0] == "" and "noise" in cells[1] and cells[2] == "other targets"
+    assert cells[0] == "" and "noise" in cells[1] and cells[2] == "not comparable"
 
 
 def test_a_fine_tuning_that_stayed_at_chance_is_marked():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import examples
 from xlpre.text import corpus, document
-from xlpre.text.corpus import TextConfig, list_units, read_documents, read_units, source_files
+from xlpre.text.corpus import TextConfig, list_units, read_documents, read_units, sample_lines, source_files
 from xlpre.text.hub import read_hf_rows
 from xlpre.text.readers import ByteCounter
 
@@ -244,3 +244,43 @@ def test_a_too_long_document_is_split(tmp_path, monkeypatch):
     monkeypatch.setattr(document, "MAX_DOCUMENT_CHARS", 20)
     (tmp_path / "a.txt").write_text("ten letter\n" * 5)
     assert [len(document) for document in read_documents(TextConfig(source=f"{tmp_path}/a.txt"))] == [2, 2, 1]
+
+
+def test_only_line_ends_divide_the_text_of_a_row(tmp_path):
+    text = "a\u0085b\u2028c\fd\r\ne\nf\rg"
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}))
+    assert read(tmp_path / "a.jsonl") == [["a b c d", "e", "f", "g"]]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("{}", "line 1 is empty. Remove the row"),
+        (r'{"text": "a\u0000"}', "line 1: there is a zero character in 'text'"),
+    ],
+)
+def test_a_row_without_fields_or_with_a_zero_character_is_refused(row, message, tmp_path):
+    (tmp_path / "a.jsonl").write_text(row)
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path / "a.jsonl")
+
+
+def test_a_long_row_is_refused_with_a_remedy_for_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr("xlpre.text.readers.MAX_LINE_BYTES", 1 << 10)
+    for row, remedy in ((json.dumps({"text": "a " * 1000}), "into several rows"), ("[" + "1," * 1000 + "1]", "jq -c")):
+        (tmp_path / "a.jsonl").write_text(row)
+        with pytest.raises(ValueError, match=f"a.jsonl, line 1: the line is longer than .* {remedy}"):
+            read(tmp_path / "a.jsonl")
+
+
+def test_a_sample_has_the_requested_number_of_characters(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("ten letter\n" * 1000)
+    for line_type in ("paragraphs", "verbatim"):
+        lines = sample_lines(TextConfig(source=f"{tmp_path}/*.txt", line_type=line_type, val_source="val.txt"), 200)
+        assert sum(map(len, lines)) == 200
+
+
+def test_errors_name_the_mixture(tmp_path):
+    with pytest.raises(ValueError, match=r"text.mixture=\S+missing.txt is invalid: no file matches it"):
+        list(read_documents(TextConfig(mixture={f"{tmp_path}/missing.txt": 1.0})))

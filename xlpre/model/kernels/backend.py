@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 import torch
 
+from xlpre.common.errors import InputError
 from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.kernels.base import AttentionBackend
 from xlpre.model.kernels.cpu.attention import CpuBackend
@@ -23,12 +24,12 @@ def load_cpu() -> type[AttentionBackend]:
     """Return the CPU backend, compiled if necessary.
 
     Raises:
-        ValueError: the C++ kernels cannot be compiled or loaded.
+        InputError: the C++ kernels cannot be compiled or loaded.
     """
     try:
         load_library()
     except MissingLibraryError as reason:
-        raise ValueError(
+        raise InputError(
             f"model.attention_backend=cpu is invalid: its C++ kernels must be compiled and loaded, but {reason}. "
             "Set model.attention_backend=auto."
         ) from None
@@ -39,10 +40,10 @@ def load_triton() -> type[AttentionBackend]:
     """Return the Triton backend. The import is local because only the GPU builds of torch include triton.
 
     Raises:
-        ValueError: the package triton is not installed.
+        InputError: the package triton is not installed.
     """
     if not HAS_TRITON:
-        raise ValueError(
+        raise InputError(
             "model.attention_backend=triton is invalid: it needs the package triton, which the GPU builds of torch install. "
             "Set model.attention_backend=auto."
         )
@@ -66,13 +67,13 @@ def load_backend(name: str) -> type[AttentionBackend]:
         name: one of BACKENDS.
 
     Raises:
-        ValueError: the backend is not available on this machine.
+        InputError: the backend is not available on this machine.
     """
     return BACKENDS[name]()
 
 
 def check_backend(name: str) -> None:
-    """Raise ValueError unless `model.attention_backend=name` is available on this machine. `auto` is always available."""
+    """Raise InputError unless `model.attention_backend=name` is available on this machine. `auto` is always available."""
     if name != "auto":
         load_backend(name)
 
@@ -156,7 +157,7 @@ def prepare_backend(name: str, attn_meta: AttentionMeta, dtype: torch.dtype, hea
         head_width: E.
 
     Raises:
-        ValueError: the backend is not available, or does not support the device or the dtype.
+        InputError: the backend is not available, or does not support the device or the dtype.
     """
     if (
         not attn_meta.query_rank.numel()

@@ -37,7 +37,7 @@ class AttentionBackend(ABC):
             dtype: dtype of queries, keys and values.
 
         Raises:
-            ValueError: the backend does not support the device or the dtype.
+            InputError: the backend does not support the device or the dtype.
         """
 
     @abstractmethod

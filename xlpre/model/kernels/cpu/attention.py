@@ -39,6 +39,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from xlpre.common.errors import InputError
 from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.dropout import drop_threshold, new_seed
 from xlpre.model.kernels.base import AttentionBackend
@@ -104,7 +105,7 @@ class CpuBackend(AttentionBackend):
         """Divide the query rows into blocks, see AttentionBackend."""
         device = attn_meta.query_rank.device.type
         if dtype not in DTYPES or device != "cpu":
-            raise ValueError(
+            raise InputError(
                 f"model.attention_backend=cpu is invalid for {dtype} on {device}: it needs a CPU and fp32, fp64 or bf16. "
                 "Set model.attention_backend=auto."
             )

@@ -40,6 +40,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from xlpre.batch import HIDDEN_RANK
+from xlpre.common.errors import InputError
 from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.kernels.base import AttentionBackend
 from xlpre.model.kernels.triton.launch import IS_INTERPRETED, TENSORS, KernelArgs, KernelLauncher, new_seed_tensor
@@ -89,23 +90,23 @@ class TritonBackend(AttentionBackend):
         """Compute attention, see AttentionBackend.
 
         Raises:
-            ValueError: the kernels do not support the head width, the dtype or the size of the batch.
+            InputError: the kernels do not support the head width, the dtype or the size of the batch.
         """
         (B, N, H, E), R, dtype = terms.query.shape, self.attn_meta.n_distances, key.dtype
         if not is_supported(E, dtype):
-            raise ValueError(
+            raise InputError(
                 f"model.attention_backend=triton is invalid for heads of width {E} in {dtype}: it supports widths up to {MAX_HEAD_WIDTH} "
                 "in bf16, fp16 and fp32. Set model.attention_backend=sdpa."
             )
         if B * H > MAX_GRID_Y:
-            raise ValueError(
+            raise InputError(
                 f"model.attention_backend=triton is invalid for {B:,} batch rows x {H} heads = {B * H:,}: "
                 f"this product can be at most {MAX_GRID_Y:,}. Reduce train.micro_batch_size, or set model.attention_backend=sdpa."
             )
         width = max(16, 1 << (E - 1).bit_length())  # width of a tile
         largest_index = (max(N, R) + TILE_MULTIPLE) * max(H * width, TILE_MULTIPLE, B * H, B * 6)
         if largest_index >= 2**31:
-            raise ValueError(
+            raise InputError(
                 f"model.attention_backend=triton is invalid for {B:,} batch rows of {N:,} query rows and {R:,} distances, with {H} "
                 f"heads of padded width {width}: its indices have 32 bits and must be below {2**31:,}, but would reach {largest_index:,}. "
                 "Set model.attention_backend=sdpa, or reduce data.seq_len or model.mem_len."
@@ -145,10 +146,10 @@ def check_device(device: torch.device) -> None:
     """Check that the kernels run on a device.
 
     Raises:
-        ValueError: the device is a CPU, and Triton's interpreter is not used.
+        InputError: the device is a CPU, and Triton's interpreter is not used.
     """
     if device.type == "cpu" and not IS_INTERPRETED:
-        raise ValueError(
+        raise InputError(
             "model.attention_backend=triton is invalid on a CPU: its kernels run on GPUs. Set model.attention_backend=auto."
         )
 
