@@ -24,10 +24,12 @@ overrides the settings of that file. The command line overrides all files. Each 
 folder.
 
 `deepspeed` is passed to DeepSpeed unchanged, for example `deepspeed.zero_optimization.stage=2`. Keys that xlpre sets itself are
-rejected: batch sizes, accumulation, clipping, precision, optimizer and schedule. Keys that DeepSpeed does not know are refused too,
-except in `activation_checkpointing`, `aio`, `checkpoint`, `data_types`, `flops_profiler` and `timers`, where DeepSpeed ignores them.
+rejected: batch sizes, accumulation, clipping, precision, optimizer and schedule. So are features that xlpre does not support, and
+keys that DeepSpeed does not know. Inside some groups, such as `activation_checkpointing`, `data_types`, `flops_profiler` and
+`torch_autocast`, DeepSpeed ignores unknown keys.
 
-The default of `deepspeed.zero_optimization.stage` is 1. It is 0 for a single process in fp32, which has nothing to partition.
+The default of `deepspeed.zero_optimization.stage` is 1. It is 0 for a single process in fp32, which has nothing to partition,
+unless `zero_optimization`, `data_types`, `torch_autocast` or `compile` is set.
 A run can resume with another stage. `--dry-run` prints the stage.
 
 `python docs/generate_settings.py` writes this page.

@@ -248,10 +248,10 @@ def changed_settings(config: PretrainConfig, with_length: bool = False) -> dict[
 
 def trained_settings(config: PretrainConfig) -> dict[str, Any]:
     """Return the settings that determine the rest of a run after a checkpoint, by key, as they are in its manifest."""
-    settings: dict[str, Any] = json.loads(
-        json.dumps({**_result_settings(config), **_length(config), "deepspeed": config.deepspeed})
-    )
-    return settings
+    settings: dict[str, Any] = {**_result_settings(config), **_length(config), "deepspeed": config.deepspeed}
+    if config.train.batch_warmup_steps:  # the micro-batches are the steps by which the batch grows
+        settings["train.micro_batch_size"] = config.train.micro_batch_size
+    return dict(json.loads(json.dumps(settings)))
 
 
 def _length(config: PretrainConfig) -> dict[str, Any]:

@@ -205,6 +205,7 @@ class Trainer:
         manifest = {
             **self._manifest,
             "train_seconds": self.progress.train_seconds,
+            "consecutive_skips": self.progress.consecutive_skips,
             "best": self.best,
             "evaluations_without_improvement": self._n_without_improvement,
             "evaluation_due": self._evaluation_due,

@@ -30,6 +30,7 @@ class TrainLogger(RunLogger):
         progress: steps and clock of the run.
         auxiliary_heads: names of the auxiliary heads of the model.
         read_totals: returns the window tokens that all processes have read, and the seconds that this process has waited for batches.
+        evaluation_due: see MetricsWriter.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class TrainLogger(RunLogger):
         progress: Progress,
         auxiliary_heads: Iterable[str],
         read_totals: Callable[[], tuple[int, float]],
+        evaluation_due: bool = False,
     ) -> None:
         rows = context.batch.micro_batch_size
         shape = batch_shape(config, rows)
@@ -48,7 +50,12 @@ class TrainLogger(RunLogger):
         self._read_totals = read_totals
         self._tokens, self._wait_seconds = read_totals()
         super().__init__(
-            progress, Path(config.run_dir), config.name, dataclasses.asdict(config), auxiliary_losses=auxiliary_heads
+            progress,
+            Path(config.run_dir),
+            config.name,
+            dataclasses.asdict(config),
+            auxiliary_losses=auxiliary_heads,
+            evaluation_due=evaluation_due,
         )
 
     def pop_throughput(self, seconds: float, n_steps: int) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class Samples:
         self._waiting.append({"step": step, "results": [dataclasses.asdict(result) for result in results]})
         first, serialize = self._waiting[0]["step"], partial(json.dumps, ensure_ascii=False)
         try:
-            rewrite_records(self._path, lambda saved_step: saved_step < first, serialize, *self._waiting)
+            rewrite_records(self._path, lambda record: record["step"] < first, serialize, *self._waiting)
         except OSError as error:
             if not is_disk_full(error):
                 raise

@@ -138,6 +138,7 @@ class Trainer:
             self.progress,
             list(self.engine.module.auxiliary_heads),
             lambda: (self.tokens, self._loader.wait_seconds),
+            self._evaluation_due,
         )
 
     def train(self) -> None:
@@ -230,6 +231,7 @@ class Trainer:
             step, train_seconds = self.progress.step, self.progress.train_seconds
             progress = {
                 "train_seconds": train_seconds,
+                "consecutive_skips": self.progress.consecutive_skips,
                 "tokens": self.tokens,
                 "best_val_loss": self._best_loss,
                 "evaluation_due": self._evaluation_due,
@@ -246,8 +248,8 @@ class Trainer:
     def close(self) -> None:
         """Finish the checkpoint in progress, close the log, release the run folder and print the result."""
         self.writer.close()
-        self._lock.close()
         self.logger.close()
+        self._lock.close()
         if is_rank_zero():
             if self.progress.is_finished:
                 if warning := self.progress.unfinished_warmup_warning(self.config.schedule):

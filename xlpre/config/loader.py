@@ -31,7 +31,7 @@ DeriveOverrides = Callable[[Any], Sequence[str]]  # settings -> `key=value` over
 NULL = ("", "null", "~")
 # settings of a group: if a later file or override sets one of them, it replaces all of them instead of being merged
 ALTERNATIVES = {"text": ("source", "mixture")}
-NOT_DECIMAL = re.compile(r"[-+]?(\d+(:\d+)+(\.\d*)?|0\d+)")  # YAML reads 1:30 as 90 and 010 as 8
+NOT_DECIMAL = re.compile(r"[-+]?(\d+(:\d+)+(\.\d*)?|0\d+|\d+(_\d+)+)")  # YAML reads 1:30 as 90, 010 as 8 and 1_0 as 10
 CONVERSION_RULES = (  # OmegaConf's messages, and what the value must be
     (r"Value '(?P<value>.*)' of type '\w+' could not be converted to Integer", "an integer"),
     (r"Value '(?P<value>.*)' of type '\w+' could not be converted to Float", "a number"),
@@ -98,7 +98,25 @@ def save_config(config: Any, path: str | Path) -> None:
 
 def to_yaml(config: Any) -> str:
     """Return settings as YAML."""
-    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
+    return yaml.dump(_escaped(dataclasses.asdict(config)), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts text that OmegaConf would read as a number, such as 1e-4, in quotes."""
+
+
+_Dumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+"), [*"-+0123456789"]
+)
+
+
+def _escaped(value: Any) -> Any:
+    """Return `value` with the beginnings of interpolations in its texts escaped."""
+    if isinstance(value, str):
+        return value.replace("${", "\\${")
+    if isinstance(value, Mapping):
+        return {key: _escaped(item) for key, item in value.items()}
+    return [_escaped(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def keys_in_file(path: str | Path) -> set[str]:
@@ -190,6 +208,7 @@ def _read_yaml(path: Path, extending: tuple[Path, ...]) -> DictConfig:
         raise InputError(f"{path}: the file extends itself, directly or through another file. Remove one `extends`.")
     try:
         settings = OmegaConf.load(path)
+        _check_numbers(path)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file. The presets are in configs/.") from None
     except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
@@ -205,9 +224,25 @@ def _read_yaml(path: Path, extending: tuple[Path, ...]) -> DictConfig:
         raise InputError(
             f"{path}: extends={base} is invalid: it must be the path of another file, relative to this one."
         )
-    base_settings = _read_yaml(path.parent / base, (*extending, path.resolve()))
+    base_settings = _read_yaml(path.parent / _expanded_path(base), (*extending, path.resolve()))
     _replace_alternatives(base_settings, settings)
     return OmegaConf.merge(base_settings, settings)  # type: ignore[return-value]
+
+
+def _check_numbers(path: Path) -> None:
+    """Raise InputError if a value in a YAML file looks like a decimal number, but YAML reads it as another one."""
+    pending = [yaml.compose(path.read_text("utf-8"), Loader=yaml.SafeLoader)]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, yaml.MappingNode):
+            pending += [value for _, value in node.value]
+        elif isinstance(node, yaml.SequenceNode):
+            pending += node.value
+        elif isinstance(node, yaml.ScalarNode) and node.style is None and NOT_DECIMAL.fullmatch(node.value):
+            raise InputError(
+                f"{path}, line {node.start_mark.line + 1}: {node.value} is invalid: YAML does not read it as a decimal number. "
+                "Correct the number, or put text in quotes."
+            )
 
 
 def _leaf_keys(layer: DictConfig, prefix: str = "") -> Iterator[str]:
@@ -297,6 +332,10 @@ def _check_kind(default: Any, value: Any, key: str, origin: str) -> None:
             raise InputError(f"{prefix}{setting} it must be {rule}.{remedy}")
     if isinstance(default, BooleanNode) and type(value._value()) is int and value._value() not in (0, 1):
         raise InputError(f"{prefix}{setting} it must be true or false.")
+    if isinstance(default, StringNode) and isinstance(
+        value._value(), bool | float
+    ):  # YAML reads on as true and 1.10 as 1.1
+        raise InputError(f"{prefix}{setting} it must be text. Put it in quotes.")
     if isinstance(value, DictConfig):
         for name in value:
             item: Any = value._get_node(name)

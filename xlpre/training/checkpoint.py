@@ -21,6 +21,8 @@ import errno
 import json
 import os
 import re
+import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -32,7 +34,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from xlpre.common.errors import InputError
-from xlpre.common.files import compute_crc32c
+from xlpre.common.files import compute_crc32c, write_text
 from xlpre.common.messages import as_yaml
 from xlpre.common.os_errors import is_transient, retry
 from xlpre.training.distributed import Comm, rank, world_size
@@ -60,7 +62,7 @@ def step_of(path: Path) -> int:
 
 
 def list_complete(folder: Path) -> list[Path]:
-    """List the checkpoints in `folder` whose files all exist with the recorded sizes, oldest first. Checksums are not computed.
+    """List the checkpoints in `folder` whose files exist with the recorded sizes, oldest first. The best weights are not inspected.
 
     Every file is inspected. To read only the newest settings, call `read_newest_manifest`.
     """
@@ -87,6 +89,9 @@ def list_incomplete(folder: Path, latest: Path | None) -> list[Path]:
 def find_latest_valid(folder: Path, comm: Comm | None = None) -> Path | None:
     """Return the latest checkpoint whose checksums are correct, or None if there is no checkpoint.
 
+    All checkpoints with the same best weights share their files. If no checkpoint is valid for this reason only, the best weights of the
+    latest one are dropped: training does not need them.
+
     Args:
         folder: the folder of all checkpoints.
         comm: collectives of the job. Every process must then call this function: rank 0 lists the checkpoints, and each process verifies a
@@ -100,13 +105,21 @@ def find_latest_valid(folder: Path, comm: Comm | None = None) -> Path | None:
         return [path.name for path in reversed(list_complete(folder))]
 
     names = list_newest_first() if comm is None else comm.call_on_rank_zero(list_newest_first)
+    without_best = None
     for path in (folder / name for name in names):
-        if is_valid(path, comm):
+        n_damaged, n_damaged_best = _count_all_damaged_files(path, comm)
+        if not n_damaged and not n_damaged_best:
             return path
+        if not n_damaged and without_best is None:
+            without_best = path
+    if without_best is not None:
+        if comm is not None:
+            comm.call_on_rank_zero(partial(_drop_best, without_best))
+        return without_best
     if damaged := [path.name for path in list_all(folder) if (path / MANIFEST).exists()]:
         raise InputError(
             f"{folder} has no valid checkpoint: files of {', '.join(damaged)} are missing, truncated or damaged. Restore the files, or "
-            "remove these folders to start again at step 0."
+            "start again at step 0 under another name."
         )
     return None
 
@@ -119,10 +132,33 @@ def is_valid(checkpoint: Path, comm: Comm | None = None) -> bool:
         comm: collectives of the job. Every process must then call this function, and each reads a part of the files. None: this process
             reads all files.
     """
+    return not any(_count_all_damaged_files(checkpoint, comm))
+
+
+def _count_all_damaged_files(checkpoint: Path, comm: Comm | None) -> tuple[float, float]:
+    """Return the numbers of damaged files that training needs, and of damaged files of the best weights; see `is_valid`."""
     if comm is None:
-        return not _count_damaged_files(checkpoint, 0, 1)
-    (n_damaged,) = comm.all_reduce_sum(_count_damaged_files(checkpoint, rank(), world_size()))
-    return not n_damaged
+        return _count_damaged_files(checkpoint, 0, 1)
+    n_damaged, n_damaged_best = comm.all_reduce_sum(*_count_damaged_files(checkpoint, rank(), world_size()))
+    return n_damaged, n_damaged_best
+
+
+def _drop_best(checkpoint: Path) -> None:
+    """Remove the damaged best weights from a checkpoint, so that the run continues as if it had not been evaluated yet."""
+    manifest = read_manifest(checkpoint)
+    manifest["files"] = {name: entry for name, entry in manifest["files"].items() if not _is_of_best(name)}
+    manifest |= {key: None for key in ("best", "best_val_loss") if key in manifest}
+    shutil.rmtree(checkpoint / BEST_DIR, ignore_errors=True)
+    write_text(checkpoint / MANIFEST, format_manifest(manifest))
+    print(
+        f"warning: the best weights in {checkpoint} are damaged and were removed. The next evaluation is the first that counts.",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _is_of_best(name: str) -> bool:
+    return name.startswith(f"{BEST_DIR}/")
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
@@ -266,10 +302,17 @@ def _compute_checksum(manifest: Mapping[str, Any]) -> int:
     return int(google_crc32c.value(json.dumps(manifest, indent=1).encode()))
 
 
-def _count_damaged_files(checkpoint: Path, share: int, n_shares: int) -> int:
-    """Divide the files of a checkpoint into `n_shares` shares, and count the missing or damaged files in number `share`."""
+def _count_damaged_files(checkpoint: Path, share: int, n_shares: int) -> tuple[int, int]:
+    """Divide the files of a checkpoint into `n_shares` shares, and count the missing or damaged files in number `share`.
+
+    Returns:
+        The number of files that training needs, and of files of the best weights.
+    """
     files = read_manifest(checkpoint)["files"]
-    return sum(not _has_checksum(checkpoint / name, files[name]["crc32c"]) for name in sorted(files)[share::n_shares])
+    names = sorted(files)[share::n_shares]
+    damaged = [name for name in names if not _has_checksum(checkpoint / name, files[name]["crc32c"])]
+    n_of_best = sum(map(_is_of_best, damaged))
+    return len(damaged) - n_of_best, n_of_best
 
 
 def _has_checksum(file: Path, crc32c: int) -> bool:
@@ -284,7 +327,9 @@ def _is_complete(path: Path) -> bool:
     try:
         files = read_manifest(path)["files"]
         return all(
-            (path / name).stat().st_size == entry["bytes"] and "crc32c" in entry for name, entry in files.items()
+            (path / name).stat().st_size == entry["bytes"] and "crc32c" in entry
+            for name, entry in files.items()
+            if not _is_of_best(name)
         )
     except OSError as error:
         _raise_if_transient(error)

@@ -102,9 +102,10 @@ class TrainConfig:
                 f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: the warm-up adds micro-steps to a step, but with "
                 "train.micro_batch_size=null every step has one. Set train.micro_batch_size, or train.batch_warmup_steps=0."
             )
-        if self.timeout_minutes <= 0:
+        if not 0 < self.timeout_minutes <= 1e6:
             raise InputError(
-                f"train.timeout_minutes={self.timeout_minutes} is invalid: it must be positive. Set train.timeout_minutes=20."
+                f"train.timeout_minutes={self.timeout_minutes} is invalid: it must be above 0 and at most 1e6. Set "
+                "train.timeout_minutes=20."
             )
         if self.hours is not None and self.hours <= 0:
             raise InputError(

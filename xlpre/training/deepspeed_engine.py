@@ -83,10 +83,8 @@ def build_deepspeed_config(
     except ValidationError as error:
         raise InputError(_format_validation_error(error, overrides)) from None
     # DeepSpeed has no common error class
-    except (DeepSpeedConfigError, ValueError, TypeError, AssertionError) as error:
-        raise InputError(
-            f"deepspeed: DeepSpeed refuses the settings: {str(error).rstrip('.')}. Correct them."
-        ) from None
+    except (DeepSpeedConfigError, ValueError, TypeError, AssertionError, AttributeError, KeyError) as error:
+        raise InputError(_refusal(error)) from None
     return config
 
 
@@ -114,7 +112,10 @@ def build_engine(
     # before the redirection, because DeepSpeed's logger keeps the stdout of the first import
     deepspeed = _import_deepspeed(device)
     with redirect_stdout(io.StringIO()):  # in bf16, DeepSpeed prints many lines about memory
-        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+        try:
+            engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+        except (AssertionError, ValueError) as error:  # settings that contradict each other
+            raise InputError(_refusal(error)) from error
     is_bf16_stage_1 = hasattr(engine.optimizer, "get_grads_for_reduction")
     if (without_zero or is_bf16_stage_1) and world_size() == 1:
         # with one process, this reduction would only copy all gradients twice and, in bf16, round the sums, which are in fp32
@@ -129,6 +130,12 @@ def build_engine(
         torch._dynamo.config.capture_dynamic_output_shape_ops = True
         engine.compile()
     return engine
+
+
+def _refusal(error: Exception) -> str:
+    return (
+        f"deepspeed: DeepSpeed refuses the settings: {(str(error) or type(error).__name__).rstrip('.')}. Correct them."
+    )
 
 
 def reduce_bucket_size(zero: Mapping[str, Any], stage: int, sizes: Sequence[int]) -> int:

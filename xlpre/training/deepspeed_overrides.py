@@ -34,6 +34,14 @@ KNOWN_KEYS = frozenset(
         "zero_force_ds_cpu_optimizer zero_optimization"
     ).split()
 )
+# features of DeepSpeed that need another training loop or another model
+UNSUPPORTED_KEYS = frozenset(
+    (  # noqa: SIM905
+        "amp autotuning compression_training curriculum_learning data_efficiency eigenvalue elasticity expert_parallel hybrid_engine "
+        "pipeline progressive_layer_drop quantize_training sequence_parallel_size sparse_attention tensor_parallel "
+        "use_data_before_expert_parallelism weight_quantization"
+    ).split()
+)
 OFFLOAD_GROUPS = ("offload_optimizer", "offload_param")  # keys of zero_optimization
 # groups that have no effect, or another effect, without ZeRO
 ZERO_GROUPS = {"zero_optimization", "data_types", "torch_autocast", "compile"}
@@ -50,6 +58,8 @@ def check_overrides(overrides: Mapping[str, Any]) -> None:
             raise InputError(
                 f"deepspeed.{key} is invalid: {OWNED_KEYS[key]} decides it. Set {OWNED_KEYS[key]} instead."
             )
+        if key in UNSUPPORTED_KEYS:
+            raise InputError(f"deepspeed.{key} is invalid: xlpre does not support this feature. Leave it out.")
         if key not in KNOWN_KEYS:
             suggestion = suggest_key(key, sorted(KNOWN_KEYS)) or "see the configuration reference of DeepSpeed"
             raise InputError(f"deepspeed.{key} is invalid: DeepSpeed has no such setting; {suggestion}")
@@ -57,6 +67,17 @@ def check_overrides(overrides: Mapping[str, Any]) -> None:
     _check_mapping("deepspeed.zero_optimization", zero, "stage: 2")
     for name in OFFLOAD_GROUPS:
         _check_mapping(f"deepspeed.zero_optimization.{name}", zero.get(name, {}), "device: cpu")
+    for name in (name for name, value in zero.items() if value == "auto"):
+        raise InputError(
+            f"deepspeed.zero_optimization.{name}=auto is invalid: only Hugging Face's Trainer replaces auto. Leave it out."
+        )
+    counts = {
+        "steps_per_print": overrides.get("steps_per_print", 1),
+        "zero_optimization.reduce_bucket_size": zero.get("reduce_bucket_size", 1),
+    }
+    for key, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 1:
+            raise InputError(f"deepspeed.{key}={value} is invalid: it must be at least 1. Correct it or leave it out.")
     stage = zero.get("stage", 1)
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
         raise InputError(

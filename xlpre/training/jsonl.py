@@ -23,9 +23,9 @@ def read_records(path: Path) -> list[Record]:
 
 
 def rewrite_records(
-    path: Path, keep: Callable[[int], bool], serialize: Callable[[Mapping[str, Any]], str], *new_records: Record
+    path: Path, keep: Callable[[Record], bool], serialize: Callable[[Mapping[str, Any]], str], *new_records: Record
 ) -> None:
-    """Rewrite a file with the lines whose step passes `keep`, followed by `new_records`.
+    """Rewrite a file with the lines that pass `keep`, followed by `new_records`.
 
     A damaged line does not stop a run: it is moved to `FILE.damaged`, and a warning is printed.
     """
@@ -39,7 +39,7 @@ def rewrite_records(
                 file.write(line + b"\n")
             print(f"warning: {error}. The line was moved to {damaged}; the run continues without it.", flush=True)
             continue
-        if keep(record["step"]):
+        if keep(record):
             kept.append(record)
     write_text(path, "".join(serialize(record) + "\n" for record in [*kept, *new_records]))
 

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 
 from xlpre.common.errors import InputError
 from xlpre.common.files import with_filename, write_text
-from xlpre.common.os_errors import is_disk_full
+from xlpre.common.os_errors import is_disk_full, is_transient
 from xlpre.training.distributed import is_rank_zero
 from xlpre.training.jsonl import read_records, rewrite_records
 
@@ -30,6 +30,7 @@ class MetricsWriter:
     Args:
         run_dir: folder of the run.
         step: step at which the run resumes. Lines of later steps are removed; at step 0, all lines are removed.
+        evaluation_due: the evaluation of this step takes place after the run has resumed. Its line, if there is one, is removed, too.
         project: Weights & Biases project, checked by `check_wandb_installed`; None: do not use it.
         run_name: name of the run in Weights & Biases.
         settings: settings of the run, for Weights & Biases.
@@ -42,14 +43,20 @@ class MetricsWriter:
         project: str | None = None,
         run_name: str = "",
         settings: Mapping[str, Any] | None = None,
+        evaluation_due: bool = False,
     ) -> None:
         self._path = run_dir / "metrics.jsonl"
         self._waiting: list[str] = []  # lines for which the disk had no room
-        self._tensorboard = self._wandb_run = None
+        self._tensorboard: Any = None
+        self._wandb_run: Any = None
         if is_rank_zero():
             from torch.utils.tensorboard import SummaryWriter
 
-            rewrite_records(self._path, lambda saved_step: step > 0 and saved_step <= step, _to_json)
+            def keep(record: Mapping[str, Any]) -> bool:
+                is_repeated = evaluation_due and record["step"] == step and "lr" not in record
+                return step > 0 and record["step"] <= step and not is_repeated
+
+            rewrite_records(self._path, keep, _to_json)
             self._tensorboard = SummaryWriter(str(run_dir / TENSORBOARD_DIR), purge_step=step + 1)
             if project:
                 self._wandb_run = _init_wandb(run_dir, step, project, run_name, settings)
@@ -57,32 +64,44 @@ class MetricsWriter:
     def write(self, step: int, **values: Any) -> None:
         """Write one line. Values that are numbers also go to TensorBoard and Weights & Biases.
 
-        If the disk is full, the line waits for the next call, and TensorBoard leaves it out.
+        If the disk is full or the error may be temporary, the line waits for the next call.
         """
-        if self._tensorboard is None:
+        if not is_rank_zero():
             return
         self._waiting.append(_to_json({"step": step, **values}) + "\n")
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
         try:
             self._append_waiting()
-            with with_filename(self._path.with_name(TENSORBOARD_DIR)):
-                for name, value in numbers.items():
-                    self._tensorboard.add_scalar(name, value, step)
         except OSError as error:
-            if not is_disk_full(error):
+            if not (is_disk_full(error) or is_transient(error)):
                 raise
             print(f"warning: {error}. The metrics of step {step:,} are written later.", file=sys.stderr, flush=True)
+        self._use_tensorboard(lambda writer: [writer.add_scalar(name, value, step) for name, value in numbers.items()])
         if self._wandb_run is not None:
             self._wandb_run.log(numbers, step=step)
 
     def close(self) -> None:
-        """Flush and close the files."""
-        if self._tensorboard is not None:
-            self._append_waiting()
-            with with_filename(self._path.with_name(TENSORBOARD_DIR)):
-                self._tensorboard.close()
+        """Flush and close the files.
+
+        Raises:
+            OSError: the waiting lines cannot be written.
+        """
+        self._append_waiting()
+        self._use_tensorboard(lambda writer: writer.close())
         if self._wandb_run is not None:
             self._wandb_run.finish()
+
+    def _use_tensorboard(self, action: Callable[[Any], object]) -> None:
+        """Call `action` with TensorBoard's writer. After an error, TensorBoard is not used any more: its thread has ended."""
+        if self._tensorboard is None:
+            return
+        try:
+            with with_filename(self._path.with_name(TENSORBOARD_DIR)):
+                action(self._tensorboard)
+        except OSError as error:
+            self._tensorboard = None
+            text = f"warning: {error}. TensorBoard gets no more values until the run is started again; {self._path.name} does."
+            print(text, file=sys.stderr, flush=True)
 
     def _append_waiting(self) -> None:
         """Append the waiting lines to metrics.jsonl, completely or not at all."""

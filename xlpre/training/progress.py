@@ -47,6 +47,7 @@ class Progress:
         if manifest:
             self.step, self.train_seconds = manifest["step"], manifest["train_seconds"]
             self.skipped_steps = manifest["counters"]["skipped_steps"]
+            self.consecutive_skips = manifest.get("consecutive_skips", 0)
         self._start_time = time.monotonic() - self.train_seconds
         self._agreement: Callable[[], list[float]]  # waits for the values exchanged since `begin_step`
 

@@ -28,6 +28,7 @@ class RunLogger(ABC):
         settings: settings of the run, for Weights & Biases.
         prefix: beginning of a console line, before the number of the step.
         auxiliary_losses: names of the losses of a micro-step besides the first, without the suffix `_loss`.
+        evaluation_due: see MetricsWriter.
     """
 
     def __init__(
@@ -38,10 +39,13 @@ class RunLogger(ABC):
         settings: Mapping[str, Any],
         prefix: str = "step",
         auxiliary_losses: Iterable[str] = (),
+        evaluation_due: bool = False,
     ) -> None:
         self._progress, self._prefix = progress, prefix
         self._loss_names = ("loss", *(f"{name}_loss" for name in auxiliary_losses))
-        self._writer = MetricsWriter(run_dir, progress.step, progress.train.wandb, run_name, settings)
+        self._writer = MetricsWriter(
+            run_dir, progress.step, progress.train.wandb, run_name, settings, evaluation_due=evaluation_due
+        )
         self._bar = tqdm(
             total=progress.train.steps,
             initial=progress.step,

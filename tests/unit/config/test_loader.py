@@ -1,4 +1,5 @@
 import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,31 @@ def test_a_saved_config_loads_to_an_equal_object(tmp_path):
     save_config(config, tmp_path / "config.yaml")
     assert load_config(PretrainConfig, tmp_path / "config.yaml") == config
     assert config.deepspeed == {"zero_optimization": {"stage": 2}}
+
+
+@pytest.mark.parametrize("text", ["1e-4", "12e3", "007", "2024_01", "on", "1.10", "null", "${b}", "a: b", "é"])
+def test_every_text_survives_saving(tmp_path, text):
+    config = replace(load_config(PretrainConfig, None), name=text)
+    config = replace(config, text=replace(config.text, mixture={text: 2.0}))
+    save_config(config, tmp_path / "config.yaml")
+    assert load_config(PretrainConfig, tmp_path / "config.yaml") == config
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("train:\n  hours: 1:30", r"a.yaml, line 2: 1:30 is invalid: YAML does not read it as a decimal number"),
+        ("train: {steps: 010}", r"a.yaml, line 1: 010 is invalid"),
+        ("name: 2024_01", r"a.yaml, line 1: 2024_01 is invalid"),
+        ("name: 1.10", r"a.yaml: name=1.1 is invalid: it must be text. Put it in quotes"),
+        ("name: on", r"a.yaml: name=true is invalid: it must be text"),
+        ("train: {wandb: false}", r"train.wandb=false is invalid: it must be text"),
+    ],
+)
+def test_a_value_that_yaml_reads_as_another_one_is_refused(tmp_path, content, message):
+    (tmp_path / "a.yaml").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        load_config(PretrainConfig, tmp_path / "a.yaml")
 
 
 def test_a_file_that_extends_itself_is_refused(tmp_path):

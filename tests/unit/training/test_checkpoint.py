@@ -172,7 +172,7 @@ def test_a_checkpoint_that_the_disk_cannot_read_is_skipped(save, monkeypatch):
 def test_a_run_with_damaged_checkpoints_only_is_refused(save):
     folder = save(1)
     damage(folder / "step_00000001" / "lanes_000.safetensors")
-    with pytest.raises(ValueError, match="no valid checkpoint: files of step_00000001 .* remove"):
+    with pytest.raises(ValueError, match="no valid checkpoint: files of step_00000001 .* under another name"):
         checkpoint.find_latest_valid(folder, Comm())
 
 
@@ -481,3 +481,25 @@ def test_a_kill_at_any_time_of_the_removal_of_old_memory_leaves_valid_checkpoint
     writer.begin(3, Engine(1), memories(3), {}, write_model)
     writer.close()
     assert [*tmp_path.rglob("lanes_*")] == [tmp_path / "step_00000003/lanes_000.safetensors"]
+
+
+def test_damaged_best_weights_are_dropped_if_every_checkpoint_shares_them(tmp_path, capsys):
+    folder = tmp_path / "all"
+    writer = CheckpointWriter(folder, Comm(), 2)
+    for step in (1, 2, 3):
+        if step == 2:
+            writer.keep_best(1, Engine(1))
+        writer.begin(step, Engine(step), memories(), {"best_val_loss": 2.0}, write_model)
+        writer.finish()
+    writer.close()
+    for step in (2, 3):  # in a run, the files are hard links
+        damage(folder / f"step_{step:08d}/best/weights")
+    assert not checkpoint.is_valid(folder / "step_00000003")
+    resumed = checkpoint.find_latest_valid(folder, Comm())
+    assert resumed.name == "step_00000003" and not (resumed / "best").exists() and checkpoint.is_valid(resumed)
+    assert checkpoint.read_manifest(resumed)["best_val_loss"] is None
+    assert "the best weights in" in capsys.readouterr().err
+    writer = CheckpointWriter(folder, Comm(), 1, resumed=resumed)
+    writer.begin(4, Engine(4), memories(), {}, write_model)
+    writer.close()
+    assert names(folder) == ["step_00000004"] and not (folder / "step_00000004/best").exists()

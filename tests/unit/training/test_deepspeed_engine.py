@@ -121,6 +121,7 @@ def test_a_run_in_fp32_says_that_the_processor_has_bf16_instructions(monkeypatch
         ("wall_clock_breakdwn", r"deepspeed.wall_clock_breakdwn is invalid: .*did you mean 'wall_clock_breakdown'\?"),
         ("xyz", r"deepspeed.xyz is invalid: DeepSpeed has no such setting; see the configuration reference"),
         ("train_batch_size", r"deepspeed.train_batch_size is invalid: train.global_batch_size decides it"),
+        ("sequence_parallel_size", r"deepspeed.sequence_parallel_size is invalid: xlpre does not support this feature"),
     ],
 )
 def test_a_key_that_deepspeed_does_not_have_or_that_is_owned_is_refused(key, message):
@@ -131,7 +132,23 @@ def test_a_key_that_deepspeed_does_not_have_or_that_is_owned_is_refused(key, mes
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"amp": {"enabled": True}}, r"DeepSpeed refuses the settings: .*has been removed"),
+        (
+            {"zero_optimization": {"reduce_bucket_size": "auto"}},
+            r"zero_optimization.reduce_bucket_size=auto .*Leave it out",
+        ),
+        ({"zero_optimization": {"reduce_bucket_size": 0}}, r"zero_optimization.reduce_bucket_size=0 .* at least 1"),
+        ({"steps_per_print": 0}, r"deepspeed.steps_per_print=0 is invalid: it must be at least 1"),
+    ],
+)
+def test_an_invalid_number_for_deepspeed_is_refused(overrides, message):
+    with pytest.raises(ValueError, match=message):
+        check_overrides(overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"data_types": 5}, r"DeepSpeed refuses the settings: "),
         ({"communication_data_type": "fp33"}, r"DeepSpeed refuses the settings: .*Got: fp33"),
         (
             {"zero_optimization": {"stag": 1}},

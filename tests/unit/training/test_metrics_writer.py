@@ -1,11 +1,14 @@
+import errno
 import importlib
 import json
 import math
+import os
 import re
 import sys
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
 
 from xlpre.training.metrics_writer import MetricsWriter, check_wandb_installed, format_duration, read_metrics
 
@@ -82,6 +85,32 @@ def test_a_line_for_which_the_disk_is_full_is_written_later(tmp_path, capsys):
     (tmp_path / "written").replace(file)
     writer.close()
     assert [line["loss"] for line in read_metrics(tmp_path)] == [3.0, 2.0]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EACCES])
+def test_an_error_of_tensorboard_does_not_end_the_run(tmp_path, capsys, monkeypatch, number):
+    writer = MetricsWriter(tmp_path, 0)
+    writer.write(1, loss=3.0)
+
+    def fail(*args, **kwargs):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SummaryWriter, "add_scalar", fail)
+        writer.write(2, loss=2.0)
+    writer.write(3, loss=1.0)
+    writer.close()
+    assert capsys.readouterr().err.count("TensorBoard gets no more values") == 1
+    assert [line["loss"] for line in read_metrics(tmp_path)] == [3.0, 2.0, 1.0]
+
+
+def test_the_line_of_an_evaluation_that_is_repeated_is_removed(tmp_path):
+    lines = [{"step": 4, "lr": 0.1}, {"step": 4, "val_loss": 3.0}, {"step": 6, "lr": 0.1}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    MetricsWriter(tmp_path, 4).close()
+    assert read_metrics(tmp_path) == lines[:2]
+    MetricsWriter(tmp_path, 4, evaluation_due=True).close()
+    assert read_metrics(tmp_path) == lines[:1]
 
 
 def test_another_error_of_the_file_system_names_the_file(tmp_path):
