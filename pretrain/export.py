@@ -80,6 +80,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{args.source} has no provenance.json: preprocessing is assumed to be {folder.tokenizer.preprocess}; set --preprocess to "
             "change it"
         )
+    if folder.next_sentence and args.format != "native":
+        print(f"note: this format has no head for next-sentence prediction; {args.target} does not contain it")
     if folder.tokenizer is None:
         print(
             f"{args.source} has no vocabulary: the folder holds weights for token ids, and commands that read text refuse it"

@@ -29,6 +29,14 @@ from xlpre.common.errors import InputError
 from xlpre.config.cli import CommandParser
 from xlpre.text.blanks import BLANK
 
+# options that have an effect in each mode
+OPTIONS = {
+    "search": {"top", "order", "beam", "length_penalty", "seed"},
+    "--independent": {"top"},
+    "--options": {"top", "order", "seed"},
+    "--num-samples": {"order", "temperature", "seed"},
+}
+
 
 def build_parser() -> CommandParser:
     """Return the parser of the command line."""
@@ -38,19 +46,17 @@ def build_parser() -> CommandParser:
         "text", metavar="TEXT", nargs="+", help=f"text in quotes, with {BLANK} in place of missing words"
     )
     text = "order in which pieces are filled in: left-to-right, confident (the surest first) or random (default: left-to-right)"
-    parser.add_argument("--order", choices=("left-to-right", "confident", "random"), default="left-to-right", help=text)
+    parser.add_argument("--order", choices=("left-to-right", "confident", "random"), help=text)
     text = "candidates to print (default: 5)"
-    parser.add_argument("--top", metavar="N", type=int, default=5, help=text)
-    parser.add_argument("--beam", metavar="N", type=int, default=20, help="width of the beam search (default: 20)")
+    parser.add_argument("--top", metavar="N", type=int, help=text)
+    parser.add_argument("--beam", metavar="N", type=int, help="width of the beam search (default: 20)")
     text = "exponent of the number of pieces that divides the log-probability to compare lengths (default: 1); 0 favors short candidates"
-    parser.add_argument("--length-penalty", metavar="X", type=float, default=1.0, help=text)
+    parser.add_argument("--length-penalty", metavar="X", type=float, help=text)
     text = "print N samples in place of the most likely candidates"
     parser.add_argument("--num-samples", metavar="N", type=int, help=text)
     text = "temperature of sampling (default: 1)"
-    parser.add_argument("--temperature", metavar="X", type=float, default=1.0, help=text)
-    parser.add_argument(
-        "--seed", metavar="N", type=int, default=1, help="seed of samples and random order (default: 1)"
-    )
+    parser.add_argument("--temperature", metavar="X", type=float, help=text)
+    parser.add_argument("--seed", metavar="N", type=int, help="seed of samples and random order (default: 1)")
     text = "rank these answers; give the option once for each blank"
     parser.add_argument("--options", metavar="A,B,...", action="append", help=text)
     text = "predict each piece from the text only, and print the most likely ones of each"
@@ -66,11 +72,16 @@ def check_options(args: argparse.Namespace) -> None:
             raise InputError(
                 f"--{name.replace('_', '-')}={value} is invalid: it must be at least 1. Correct it or leave it out."
             )
-    if args.seed < 0:
+    if args.seed is not None and args.seed < 0:
         raise InputError(f"--seed={args.seed} is invalid: it must be at least 0. Correct it or leave it out.")
     modes = {"--independent": args.independent, "--options": args.options, "--num-samples": args.num_samples}
     if len(given := [name for name, value in modes.items() if value]) > 1:
         raise InputError(f"{given[1]} is invalid with {given[0]}. Leave one of them out.")
+    mode = given[0] if given else "search"
+    for name in OPTIONS["search"] | OPTIONS["--num-samples"]:
+        if (value := getattr(args, name)) is not None and name not in OPTIONS[mode]:
+            where = f"with {mode}" if given else "without --num-samples"
+            raise InputError(f"--{name.replace('_', '-')}={value} is invalid {where}: it has no effect. Leave it out.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -81,32 +92,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     from xlpre import load
     from xlpre.common.messages import counted
     from xlpre.inference.cloze import encode_cloze, format_result
-    from xlpre.inference.filling import check_objective, format_fillings, format_pieces
+    from xlpre.inference.filling import BEAM, check_objective, format_fillings, format_pieces
 
     lm = load(args.model, args.device)
     check_objective(lm.objective)
+    top = 5 if args.top is None else args.top
+    names = ("order", "length_penalty", "num_samples", "temperature", "seed")
+    settings = {name: value for name in names if (value := getattr(args, name)) is not None}
+    if args.beam is not None or top > BEAM:
+        settings["beam"] = max(args.beam or BEAM, top)
     options = [each.split(",") for each in args.options] if args.options else None
     for text in args.text:
         cloze = encode_cloze(text, lm.tokenizer)
         if args.independent:
-            print(format_result(lm.predict_blanks(text, args.top)))
+            print(format_result(lm.predict_blanks(text, top)))
         else:
-            (fillings,) = lm.fill(
-                [text],
-                order=args.order,
-                beam=max(args.beam, args.top),
-                length_penalty=args.length_penalty,
-                num_samples=args.num_samples,
-                temperature=args.temperature,
-                options=options,
-                seed=args.seed,
-            )
-            if options or args.num_samples:
+            (fillings,) = lm.fill([text], options=options, **settings)
+            if args.num_samples:
                 print(format_fillings(text, fillings))
-            elif any(filling.n_pieces > 1 for filling in fillings):
+            elif options:
                 print(format_fillings(text, fillings[: args.top]))
+            elif any(filling.n_pieces > 1 for filling in fillings):
+                print(format_fillings(text, fillings[:top]))
             else:
-                print(format_pieces(text, fillings[: args.top], lm.tokenizer))
+                print(format_pieces(text, fillings[:top], lm.tokenizer))
         if cloze.n_unknown:
             print(
                 f"    note: {counted(cloze.n_unknown, 'token')} of the text is <unk>: the vocabulary lacks its characters"

@@ -48,8 +48,8 @@ def build_parser() -> CommandParser:
     text = "text that comes before each text; it is read, but not scored (default: none)"
     parser.add_argument("--prefix", metavar="TEXT", default="", help=text)
     text = "number of orders of any-order (default: 4); 1 is from left to right only"
-    parser.add_argument("--orders", metavar="N", type=int, default=4, help=text)
-    parser.add_argument("--seed", metavar="N", type=int, default=1, help="seed of the random orders (default: 1)")
+    parser.add_argument("--orders", metavar="N", type=int, help=text)
+    parser.add_argument("--seed", metavar="N", type=int, help="seed of the random orders (default: 1)")
     parser.add_argument("--tokens", action="store_true", help="also print the score of each token")
     text = "pairs of each paradigm to read, from the start (default: all)"
     parser.add_argument("--limit", metavar="N", type=int, help=text)
@@ -94,6 +94,15 @@ def check_options(args: argparse.Namespace) -> None:
     check_output_files(args.out, args.picture)
 
 
+def check_order_options(args: argparse.Namespace, mode: str) -> None:
+    """Raise InputError if options of `any-order` are given in another mode."""
+    for name in ("orders", "seed"):
+        if (value := getattr(args, name)) is not None and mode != "any-order":
+            raise InputError(
+                f"--{name}={value} is invalid in the mode {mode}: it has no effect. Leave it out, or add --mode any-order."
+            )
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = build_parser().parse(argv)
@@ -108,16 +117,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     from xlpre.common.tables import to_text
     from xlpre.inference.minimal_pairs import read_pairs
     from xlpre.inference.modes import SCORE_MODES, resolve_mode
+    from xlpre.inference.scoring import N_ORDERS
 
     pairs = read_pairs(args.pairs, args.limit) if args.pairs else []
     lm = load(args.model, args.device)
     mode = resolve_mode(args.mode, lm.objective, SCORE_MODES)
+    check_order_options(args, mode)
+    n_orders, seed = args.orders or N_ORDERS, 1 if args.seed is None else args.seed
     score_texts = partial(
         lm.score,
         mode=mode,
         prefix=args.prefix,
-        n_orders=args.orders,
-        seed=args.seed,
+        n_orders=n_orders,
+        seed=seed,
         window=args.window,
         mem_len=args.mem_len,
         batch_tokens=args.batch_tokens,
@@ -128,9 +140,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_records(score_lines(score_texts, lm.tokenizer, args.file, chunk_lines, args.tokens), args.out)
         return
     accuracies = score_pairs(score_texts, lm.tokenizer, pairs)
-    orders = {"n_orders": args.orders, "seed": args.seed} if mode == "any-order" else {}
+    orders = {"n_orders": n_orders, "seed": seed} if mode == "any-order" else {}
     prefix = {"prefix": args.prefix} if args.prefix else {}
-    name = f"{mode}, {counted(args.orders, 'order')}" if orders else mode
+    name = f"{mode}, {counted(n_orders, 'order')}" if orders else mode
     name += f", prefix {args.prefix!r}" if prefix else ""
     print(to_text(accuracies.paradigm_table()), to_text(accuracies.phenomenon_table()), sep="\n\n")
     print(

@@ -33,6 +33,7 @@ from xlpre.inference.generation import (
 from xlpre.inference.scoring import score
 from xlpre.inference.token_sampling import never_generated
 from xlpre.model.dropout import without_dropout
+from xlpre.text import special_tokens
 from xlpre.training.distributed import device_type
 
 MAX_NEW_TOKENS = 256  # of tasks that set no limit
@@ -101,6 +102,8 @@ class HarnessModel(LM):
         texts = [tokens for tokens in ids if len(tokens)]
         mode = "causal" if self._objective == "causal" else "any-order"
         settings: dict[str, Any] = {"objective": self._objective, "n_orders": 1, "mem_len": self._settings["mem_len"]}
+        if mode == "any-order":  # causal scores begin with <eod> by themselves
+            settings["prefix"] = np.array([special_tokens.EOD])
         scores = iter(score(self._model, self._tokenizer, texts, mode, **settings))
         results = [next(scores).log_likelihood if len(tokens) else 0.0 for tokens in ids]
         for request, result in zip(requests, results, strict=True):

@@ -16,7 +16,9 @@ from xlpre.inference.cloze import ClozeResult, predict_blanks
 from xlpre.inference.embeddings import embed
 from xlpre.inference.evaluation import Evaluation, HeldOutText, evaluate
 from xlpre.inference.filling import Filling, fill
-from xlpre.inference.generation import Continuation, GenerationConfig, TextCallback, generate
+from xlpre.inference.filling import check_objective as check_fills_blanks
+from xlpre.inference.generation import BATCH_SIZE, Continuation, GenerationConfig, TextCallback, generate
+from xlpre.inference.modes import SCORE_MODES, resolve_mode
 from xlpre.inference.scoring import OrderConsistency, TextScore, order_consistency, score
 from xlpre.model.language_model import LanguageModel
 from xlpre.text.tokenizer import Tokenizer
@@ -64,6 +66,7 @@ class PretrainedModel:
 
     def predict_blanks(self, text: str, top_k: int = 5) -> ClozeResult:
         """Predict each missing piece of a text independently."""
+        check_fills_blanks(self.objective)
         return predict_blanks(self.model, self.tokenizer, text, top_k)
 
     def fill(self, texts: Sequence[str], **settings: Any) -> list[list[Filling]]:
@@ -76,6 +79,7 @@ class PretrainedModel:
 
     def order_consistency(self, texts: Texts, **settings: Any) -> OrderConsistency:
         """Measure the spread of the log-likelihood of texts over factorization orders."""
+        resolve_mode("any-order", self.objective, SCORE_MODES)
         return order_consistency(self.model, self.tokenizer, texts, **settings)
 
     def evaluate(self, texts: Sequence[str] | HeldOutText, mode: str | None = None, **settings: Any) -> Evaluation:
@@ -86,7 +90,11 @@ class PretrainedModel:
         """Compute a vector for each text."""
         return embed(self.model, self.tokenizer, texts, pooling, objective=self.objective, **settings)
 
-    def generate(self, prompts: Texts, *, on_text: TextCallback | None = None, **settings: Any) -> list[Continuation]:
+    def generate(
+        self, prompts: Texts, *, batch_size: int = BATCH_SIZE, on_text: TextCallback | None = None, **settings: Any
+    ) -> list[Continuation]:
         """Continue texts. `settings` are the fields of `GenerationConfig`."""
-        config = GenerationConfig(**settings)
-        return generate(self.model, self.tokenizer, prompts, config, objective=self.objective, on_text=on_text)
+        config, objective = GenerationConfig(**settings), self.objective
+        return generate(
+            self.model, self.tokenizer, prompts, config, objective=objective, batch_size=batch_size, on_text=on_text
+        )

@@ -243,3 +243,25 @@ def test_gelu_of_huggingface_is_read_as_the_tanh_approximation(folder, tmp_path)
     config.write_text(json.dumps({**json.loads(config.read_text()), "ff_activation": "gelu"}))
     with pytest.warns(UserWarning, match="gelu_new"):
         assert load_folder(tmp_path / "hf").config.feed_forward == "gelu"
+
+
+@pytest.mark.parametrize("objective", ["permutation", "denoising"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_a_masked_language_model_can_be_loaded_in_half_precision(objective, dtype, tokenizer, tmp_path):
+    model = LanguageModel(dataclasses.replace(SHAPE, vocab_size=len(tokenizer)), OBJECTIVES[objective].two_streams)
+    save_huggingface(tmp_path / "exported", ModelFolder.from_model(model, tokenizer, objective))
+    load = transformers.AutoModelForMaskedLM.from_pretrained
+    half = load(tmp_path / "exported", trust_remote_code=True, dtype=dtype).eval()
+    assert {parameter.dtype for parameter in half.parameters()} == {dtype}
+    ids = torch.tensor([[20, 6, 21, 4, 3]])
+    expected = load(tmp_path / "exported", trust_remote_code=True).eval()(input_ids=ids).logits
+    assert torch.allclose(half(input_ids=ids).logits.float(), expected, atol=0.05)
+
+
+def test_a_memory_length_that_was_changed_after_the_export_is_used(folder, tmp_path):
+    save_huggingface(tmp_path / "exported", folder)
+    path = tmp_path / "exported" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"mem_len": 77}))
+    config = load_folder(tmp_path / "exported").config
+    assert config.mem_len == 77 and config.dropatt == folder.config.dropatt

@@ -75,9 +75,13 @@ def test_the_metadata_names_a_pipeline_that_opens_the_model(language_model):
     export_model([str(home / "source"), str(home / "external"), "--hf"])
     data = ModelCard.load(home / "external" / "README.md").data
     assert data.library_name == "transformers" and data.license is None and data.language is None
-    pipeline = transformers.pipeline(data.pipeline_tag, model=str(home / "external"))
-    settings = {"max_new_tokens": 2} if data.pipeline_tag == "text-generation" else {}
-    assert pipeline("A text", **settings)
+    pipeline = transformers.pipeline(data.pipeline_tag, model=str(home / "external"), trust_remote_code=True)
+    texts = ["A <mask> text", "Another <mask> text, which is longer"][: 1 if folder.objective == "causal" else 2]
+    results = pipeline(texts, batch_size=8)  # more rows than the model has layers
+    assert len(results) == len(texts)
+    if folder.objective != "causal":
+        expected = predict_blanks(folder.model(), folder.tokenizer, "A ____ text").predictions[0][0]
+        assert results[0][0]["score"] == pytest.approx(expected[1], rel=1e-3)
     export_model([str(home / "source"), str(home / "native")])
     data = ModelCard.load(home / "native" / "README.md").data
     assert data.library_name == "xlpre"

@@ -34,8 +34,16 @@ from xlpre.conversion.weight_maps import (
 )
 from xlpre.model.config import ModelConfig
 from xlpre.objectives.registry import OBJECTIVES
+from xlpre.text import special_tokens
 
 UNMAPPED = ("dropatt", "mem_len", "init_scheme")  # settings that config.json does not store exactly
+# documents end with <eod>; the special tokens before it and <eop> do not occur in them
+GENERATION = {
+    "bos_token_id": 1,
+    "eos_token_id": special_tokens.EOD,
+    "pad_token_id": special_tokens.PAD,
+    "suppress_tokens": [*range(special_tokens.EOD)],
+}
 ACTIVATIONS = {"gelu": "gelu_new", "relu": "relu"}  # transformers' "gelu" uses erf, XLNet the tanh approximation
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")  # names of the same function
 # former names of keys, which transformers still accepts
@@ -117,7 +125,7 @@ def write_model(
         "layer_norm_eps": config.norm_eps,
         "dropout": config.dropout,
         "mem_len": config.mem_len or None,
-        "use_mems_eval": config.mem_len > 0,  # without a mem_len, transformers would keep all hidden states
+        "use_mems_eval": False,  # pipelines expect no memory in the output, and `generate` would forget tokens before it
         "use_mems_train": False,
         "reuse_len": None,
         "bi_data": False,
@@ -131,6 +139,8 @@ def write_model(
         **(extra_settings or {}),
     }
     (path / "config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
+    if head is None:
+        (path / "generation_config.json").write_text(json.dumps(GENERATION, indent=1), encoding="utf-8")
 
 
 def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[ModelConfig, dict[str, Tensor], str]:

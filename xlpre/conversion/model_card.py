@@ -150,9 +150,9 @@ def language_model_card(folder: ModelFolder, name: str, export_format: str, reco
     """
     objective = folder.objective
     if export_format == "hf":
-        # text generation in transformers uses the query stream, which only this objective trains; XLNet has no fill-mask pipeline
-        pipeline_tag: str | None = "text-generation" if OBJECTIVES[objective].two_streams else "feature-extraction"
-        usage = HF_USAGE[objective]
+        # text generation in transformers uses the query stream, which a causal model does not train
+        pipeline_tag: str | None = "fill-mask" if OBJECTIVES[objective].sees_ahead else "feature-extraction"
+        usage = HF_USAGE_MASKED if OBJECTIVES[objective].sees_ahead else HF_USAGE_CAUSAL
     else:
         pipeline_tag = "fill-mask" if OBJECTIVES[objective].sees_ahead else None
         usage = NATIVE_USAGE_CLOZE if OBJECTIVES[objective].sees_ahead else NATIVE_USAGE
@@ -163,18 +163,13 @@ def language_model_card(folder: ModelFolder, name: str, export_format: str, reco
         if OBJECTIVES[objective].sees_ahead
         else "and for hidden states"
     )
-    generation = (
-        " Text generation with transformers works, but the model was not trained to continue texts."
-        if pipeline_tag == "text-generation"
-        else ""
-    )
     return ModelCard(
         name=name,
         library="transformers" if export_format == "hf" else "xlpre",
         pipeline_tag=pipeline_tag,
         tags=[OBJECTIVE_TAGS[objective], *(["tensorflow"] if export_format == "tf" else [])],
         summary=f"A language model, pretrained by {OBJECTIVE_NAMES[objective]}. {_describe_shape(folder)}",
-        intended_use=f"Use the model as a start for fine-tuning, {uses}.{generation}",
+        intended_use=f"Use the model as a start for fine-tuning, {uses}.",
         usage=_fill_in(usage, name, download=export_format != "hf"),
         record=dataclasses.replace(record, data={**(record.data or {"Text": UNKNOWN}), **_describe_vocabulary(folder)}),
     )
@@ -324,40 +319,31 @@ OBJECTIVE_NAMES = {
     "causal": "causal language modeling",
     "denoising": "masked language modeling",
 }
-_OPEN_LM = """\
+HF_USAGE_MASKED = """\
+import torch
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("NAME")
+model = AutoModelForMaskedLM.from_pretrained("NAME", trust_remote_code=True).eval()  # runs modeling_masked_lm.py of the folder
+
+inputs = tokenizer("A text with one <mask> word.", return_tensors="pt")
+with torch.no_grad():
+    logits = model(**inputs).logits[inputs.input_ids == tokenizer.mask_token_id][0]  # (V,)
+predictions = tokenizer.convert_ids_to_tokens(logits.topk(5).indices.tolist())
+"""
+HF_USAGE_CAUSAL = """\
 import torch
 from transformers import AutoTokenizer, XLNetLMHeadModel
 
 tokenizer = AutoTokenizer.from_pretrained("NAME")
 model = XLNetLMHeadModel.from_pretrained("NAME").eval()
 
-"""
-_TOP = "predictions = tokenizer.convert_ids_to_tokens(logits.topk(5).indices.tolist())\n"
-HF_USAGE = {
-    "permutation": _OPEN_LM
-    + """\
-inputs = tokenizer("A text with one <mask> word.", return_tensors="pt")
-is_blank = (inputs.input_ids == tokenizer.mask_token_id).float()  # (1, T)
-hidden_from_all = is_blank[:, None].expand(-1, is_blank.size(1), -1)  # no token attends to the blank
-with torch.no_grad():
-    logits = model(**inputs, perm_mask=hidden_from_all, target_mapping=is_blank[:, None]).logits[0, 0]  # (V,)
-"""
-    + _TOP,
-    "denoising": _OPEN_LM
-    + """\
-inputs = tokenizer("A text with one <mask> word.", return_tensors="pt")
-with torch.no_grad():
-    logits = model(**inputs).logits[inputs.input_ids == tokenizer.mask_token_id][0]  # (V,)
-"""
-    + _TOP,
-    "causal": _OPEN_LM
-    + """\
+# one text at a time: transformers cannot combine this model with an attention mask of several rows
 inputs = tokenizer("The beginning of a", add_special_tokens=False, return_tensors="pt")
 with torch.no_grad():
     logits = model(**inputs).logits[0, -1]  # (V,), for the next token; `generate` predicts from another stream, which was not trained
+predictions = tokenizer.convert_ids_to_tokens(logits.topk(5).indices.tolist())
 """
-    + _TOP,
-}
 NATIVE_USAGE = """\
 import xlpre
 
@@ -412,7 +398,8 @@ with torch.no_grad():
     "multiple_choice": _OPEN_TASK.format("AutoModelForMultipleChoice")
     + """\
 passage, question, options = "A passage.", "A question?", ["one answer", "another answer", "a third", "a fourth"]
-inputs = tokenizer([passage] * 4, [f"{question} {option}" for option in options], padding=True, return_tensors="pt")
+answers = [question.replace("_", x) if "_" in question else f"{question} {x}" for x in options]  # as in training
+inputs = tokenizer([passage] * 4, answers, padding=True, return_tensors="pt")
 with torch.no_grad():
     probabilities = model(**{key: rows[None] for key, rows in inputs.items()}).logits[0].softmax(-1)  # (options,)
 answer = options[int(probabilities.argmax())]

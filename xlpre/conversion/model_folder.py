@@ -303,7 +303,12 @@ def _read_native(path: Path, settings: dict[str, Any]) -> ModelFolder:
 def _read_huggingface(path: Path, settings: dict[str, Any]) -> ModelFolder:
     provenance = read_provenance(path) or {}
     config, weights, objective = hf.read_model(path, settings)
-    config, objective = _with_unmapped(provenance, config, objective, hf.UNMAPPED)
+    unmapped = [*hf.UNMAPPED]
+    if provenance.get("model", {}).get("mem_len", 0) != (
+        settings.get("mem_len") or 0
+    ):  # config.json was changed after the export
+        unmapped.remove("mem_len")
+    config, objective = _with_unmapped(provenance, config, objective, unmapped)
     preprocess = provenance["preprocess"] if provenance else read_preprocess(path)
     tokenizer = _read_tokenizer(path, provenance, preprocess)
     return ModelFolder(config, weights, tokenizer, objective, provenance, "huggingface")

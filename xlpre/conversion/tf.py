@@ -91,7 +91,8 @@ def weight_map(config: ModelConfig) -> WeightMap:
 
 def from_arrays(config: ModelConfig, arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
     """Convert TensorFlow variables by name to native weights."""
-    return to_native(weight_map(config), {name: torch.from_numpy(np.asarray(a)) for name, a in arrays.items()})
+    tensors = {name: torch.from_numpy(np.asarray(array)).float() for name, array in arrays.items()}
+    return to_native(weight_map(config), tensors)
 
 
 def check_expressible(config: ModelConfig) -> None:

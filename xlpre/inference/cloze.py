@@ -217,7 +217,7 @@ def top_predictions(
         logits, *_ = model.logits(batch.to(backbone.device), backbone.initial_memory(1, mem_len=0))
     probabilities = logits[0].float().softmax(-1)
     probabilities[:, : special_tokens.N_SPECIAL] = 0
-    top = probabilities.topk(min(top_k, probabilities.size(1)))
+    top = probabilities.topk(min(top_k, probabilities.size(1) - special_tokens.N_SPECIAL))
     return [
         [(readable_piece(tokenizer.pieces[i]), probability) for probability, i in zip(*row, strict=True)]
         for row in zip(top.values.tolist(), top.indices.tolist(), strict=True)
@@ -230,8 +230,10 @@ def predict_blanks(model: LanguageModel, tokenizer: Tokenizer, text: str, top_k:
     `xlpre.inference.fill` predicts them jointly.
 
     Raises:
-        InputError: see `cloze_batch`.
+        InputError: see `cloze_batch`; or `top_k` is below 1.
     """
+    if top_k < 1:
+        raise InputError(f"top_k={top_k} is invalid: it must be at least 1.")
     batch = cloze_batch(text, tokenizer, model.backbone.two_streams)
     return ClozeResult(text, top_predictions(model, batch, tokenizer, top_k), [])
 

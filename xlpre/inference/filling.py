@@ -143,14 +143,18 @@ def fill(
     for name, value in (("beam", beam), ("num_samples", num_samples), ("batch_tokens", batch_tokens)):
         if value is not None and value < 1:
             raise InputError(f"{name}={value} is invalid: it must be at least 1. Correct it or leave it out.")
+    if seed < 0:
+        raise InputError(f"seed={seed} is invalid: it must be at least 0.")
     if not 0 < temperature < math.inf:
         raise InputError(
-            f"temperature={temperature} is invalid: it must be above 0. Set 1 for the probabilities of the model."
+            f"temperature={temperature} is invalid: it must be above 0 and finite. Set 1 for the probabilities of the model."
         )
     if not 0 <= length_penalty < math.inf:
         raise InputError(
             f"length_penalty={length_penalty} is invalid: it must be at least 0. Set 1 for the mean log-probability of a piece."
         )
+    if options is not None and not all(len(answers) for answers in options):
+        raise InputError("options is invalid: a blank has no answers. Give at least one for each blank.")
     if options is not None and num_samples is not None:
         raise InputError(f"num_samples={num_samples} is invalid with options: these are ranked. Leave one of them out.")
     check_vocab_size(tokenizer, model.config.vocab_size)

@@ -23,7 +23,7 @@ from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
 from xlpre.objectives.registry import resolve_objective
 from xlpre.text import special_tokens
-from xlpre.text.tokenizer import Tokenizer, check_vocab_size
+from xlpre.text.tokenizer import Tokenizer, check_token_ids, check_vocab_size
 
 BATCH_SIZE = 16  # texts generated together; the cache grows with them
 MIN_MEM_LEN = 256  # tokens; in training, a token sees its window besides memory; in generation, only memory
@@ -79,8 +79,10 @@ class GenerationConfig:
             raise InputError("temperature=inf is invalid: it must be finite. Set temperature=1.")
         if not 0 < self.top_p <= 1:
             raise InputError(f"top_p={self.top_p} is invalid: it must be above 0 and at most 1.")
-        if not self.repetition_penalty > 0:
-            raise InputError(f"repetition_penalty={self.repetition_penalty} is invalid: it must be above 0.")
+        if not 0.01 <= self.repetition_penalty <= 100:
+            raise InputError(
+                f"repetition_penalty={self.repetition_penalty} is invalid: it must be from 0.01 to 100. Set 1 for no penalty."
+            )
         if isinstance(self.stop, str) or "" in self.stop:
             raise InputError(f"stop={self.stop!r} is invalid: it must be a list of strings that are not empty.")
 
@@ -148,7 +150,12 @@ def generate(
         for rows in group_equal(np.repeat([*map(len, encoded)], config.num_samples).tolist(), batch_size):
             ids = np.stack([encoded[row // config.num_samples] for row in rows])
             outputs = [
-                _Output(pieces, hides_space(tokenizer, ids[i]), config.stop, on_text and _bind(on_text, row))
+                _Output(
+                    pieces,
+                    hides_space(tokenizer, ids[i], texts[row // config.num_samples]),
+                    config.stop,
+                    on_text and _bind(on_text, row),
+                )
                 for i, row in enumerate(rows)
             ]
             seeds = [(config.seed, row % config.num_samples) for row in rows]
@@ -192,6 +199,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str | np.ndarray) -> np.ndarray:
     tokens = np.asarray(prompt)
     if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
         raise InputError(f"prompts={prompt!r:.60} is invalid: a prompt must be a text or its token ids.")
+    check_token_ids(tokens, tokenizer)
     return np.concatenate([[special_tokens.EOD], tokens]).astype(np.int64)
 
 
@@ -212,12 +220,11 @@ def _piece_text(piece: str) -> str:
     return piece.replace(special_tokens.WORD_BOUNDARY, " ")
 
 
-def hides_space(tokenizer: Tokenizer, ids: np.ndarray) -> bool:
-    """Return True if the space of the token after `ids` (n,) is left out: its word starts a line, and the space only marks its start."""
-    marks_words = (
-        tokenizer.line_end == special_tokens.EOP
-    )  # otherwise a space is a character of the text like any other
-    return marks_words and int(ids[-1]) in (special_tokens.EOD, special_tokens.EOP)
+def hides_space(tokenizer: Tokenizer, ids: np.ndarray, prompt: str) -> bool:
+    """Return True if the space of the token after `ids` (n,) is left out: its word starts a line, or `prompt` ends with a space."""
+    # otherwise a space is a character of the text like any other
+    marks_words = tokenizer.line_end == special_tokens.EOP
+    return marks_words and (int(ids[-1]) in (special_tokens.EOD, special_tokens.EOP) or prompt.endswith(" "))
 
 
 class _Output:

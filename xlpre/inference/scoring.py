@@ -41,7 +41,7 @@ from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import BaseMemory
 from xlpre.objectives.registry import resolve_objective
 from xlpre.text import special_tokens
-from xlpre.text.tokenizer import Tokenizer, check_vocab_size
+from xlpre.text.tokenizer import Tokenizer, check_token_ids, check_vocab_size
 
 N_ORDERS = 4
 WINDOW = 512  # tokens; attention memory grows with its square
@@ -152,6 +152,8 @@ def score(
     for name, value in (("n_orders", n_orders), ("window", window), ("batch_tokens", batch_tokens)):
         if value < 1:
             raise InputError(f"{name}={value} is invalid: it must be at least 1.")
+    if seed < 0:
+        raise InputError(f"seed={seed} is invalid: it must be at least 0.")
     if not len(texts):
         return []
     ids = encode_texts(tokenizer, texts)
@@ -249,6 +251,7 @@ def encode_texts(
         if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
             problem = "a text needs at least one token" if not ids.size else "it must be a text or its token ids"
             raise InputError(f"{name_of_text(index)}={text!r:.60} is invalid: {problem}. Correct or remove it.")
+        check_token_ids(ids, tokenizer)
         encoded.append(ids.astype(np.int64))
     return encoded
 

@@ -222,6 +222,15 @@ class Tokenizer(ABC):
         return ids
 
 
+def check_token_ids(ids: np.ndarray, tokenizer: Tokenizer) -> None:
+    """Raise InputError if one of the token ids (T,) is not in the vocabulary."""
+    if ids.size and not 0 <= ids.min() <= ids.max() < len(tokenizer):
+        invalid = ids.min() if ids.min() < 0 else ids.max()
+        raise InputError(
+            f"token id {invalid} is invalid: ids are 0 to {len(tokenizer) - 1}. Use the vocabulary that encoded the text."
+        )
+
+
 def check_vocab_size(tokenizer: Tokenizer, vocab_size: int | None) -> None:
     """Raise InputError if the vocabulary has another size than that of a model."""
     if len(tokenizer) != vocab_size:

@@ -201,13 +201,21 @@ def test_the_text_of_tokens_is_that_of_the_tokenizer(tokenizer):
     assert encode_prompt(tokenizer, np.array([9, 10])).tolist() == [EOD, 9, 10]
 
 
+def test_a_prompt_that_ends_with_a_space_gets_no_second_one(tokenizer):
+    ids = encode_prompt(tokenizer, "ba di ")
+    output = _Output(piece_bytes(tokenizer), hides_space(tokenizer, ids, "ba di "), (), None)
+    for token in tokenizer.encode("bu ba"):
+        output.append(token)
+    assert output.text == "bu ba"
+
+
 @pytest.mark.parametrize("kind", ["bytes", "characters"])
 def test_text_of_bytes_and_characters_is_kept_as_it_is(kind):
     text = " A  b\n\n\u00fcber <0x0A> \u4e2d\U0001f600.\n"
     tokenizer = ByteTokenizer() if kind == "bytes" else CharacterTokenizer(["\n", *sorted({*text} - {"\n"})])
     ids, parts = encode_prompt(tokenizer, text), []
     assert ids[0] == EOD and tokenizer.decode(ids[1:]) == text
-    output = _Output(piece_bytes(tokenizer), hides_space(tokenizer, ids[:1]), (), parts.append)
+    output = _Output(piece_bytes(tokenizer), hides_space(tokenizer, ids[:1], ""), (), parts.append)
     for token in ids[1:].tolist():
         output.append(token)
     assert output.text == "".join(parts) == text
@@ -255,6 +263,7 @@ def test_parts_of_the_text_are_reported_as_soon_as_they_are_final():
         ("top_p", 0.0),
         ("top_p", 1.5),
         ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("inf")),
         ("num_samples", 0),
         ("mem_len", 0),
         ("free_len", 0),
