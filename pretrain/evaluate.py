@@ -216,7 +216,7 @@ def _compare(
 ) -> None:
     """Compare cached evaluation with a sliding window."""
     from pretrain.tools.sliding_comparison import compare_sliding, comparison_rows, draw_comparisons
-    from pretrain.tools.text_scores import ProgressBar
+    from xlpre.common.progress_bar import ProgressBar
     from xlpre.common.tables import to_text
 
     lengths = parse_lengths("--lengths", args.lengths or LENGTHS)
@@ -257,7 +257,7 @@ def _run_job(job: Job, device: torch.device, n_processes: int) -> list[Evaluatio
     import torch
 
     from pretrain.tools.held_out import run_evaluations, run_in_job
-    from pretrain.tools.text_scores import ProgressBar
+    from xlpre.common.progress_bar import ProgressBar
     from xlpre.training.distributed import Comm, destroy_process_group, is_rank_zero, world_size
 
     with ProgressBar(None, "unit", is_rank_zero()) as progress:

@@ -73,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         device = dataclasses.replace(device, memory=args.memory * 1e9)
     nodes = args.nodes or math.ceil(args.gpus / device.per_node)
 
-    from pretrain.planning.plan import Plan, describe
+    from pretrain.planning.plan import Plan
+    from pretrain.planning.plan_report import describe
 
     print(describe(Plan(config, device, args.gpus, nodes, args.mfu), args.device, args.tokens))
 

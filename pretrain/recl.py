@@ -69,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     fractions = check_options(args)
 
     from pretrain.tools.context_group import draw_contexts, measure_contexts, to_records, to_rows
-    from pretrain.tools.text_scores import ProgressBar
     from xlpre.common.files import write_text
+    from xlpre.common.progress_bar import ProgressBar
     from xlpre.common.tables import to_jsonl, to_text
     from xlpre.training.distributed import select_device
 

@@ -8,46 +8,19 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any
-
-from tqdm import tqdm
 
 from xlpre.common.files import atomic_write
 from xlpre.common.plots import COLORS, legend_label, new_axes, save_figure
+from xlpre.common.progress_bar import ProgressBar
 from xlpre.inference.minimal_pairs import MinimalPair, PairAccuracies, encode_pairs, pair_accuracies
 from xlpre.inference.scoring import TextScore, encode_texts
 from xlpre.text.readers import STDIN, ByteCounter, read_lines
 from xlpre.text.tokenizer import Tokenizer
 
 CHUNK_LINES = 4096  # lines scored together, enough to batch lines of similar length
-PROGRESS_DELAY = 5.0  # seconds before a progress bar appears
-LOG_INTERVAL = 30.0  # seconds between updates of the bar if stderr is not a terminal
 
 ScoreTexts = Callable[..., list[TextScore]]  # `score` with all arguments but texts and report_progress
-
-
-class ProgressBar:
-    """Progress bar on stderr that appears in long calculations only, and not at all if `is_shown` is False."""
-
-    def __init__(self, total: int | None, unit: str, is_shown: bool = True) -> None:
-        interval = 0.1 if sys.stderr.isatty() else LOG_INTERVAL
-        self._bar = tqdm(
-            total=total, unit=unit, unit_scale=True, delay=PROGRESS_DELAY, mininterval=interval, disable=not is_shown
-        )
-
-    def report(self, done: int, total: int) -> None:
-        """Show that `done` of `total` units are done."""
-        self._bar.total = total
-        self._bar.update(done - self._bar.n)
-
-    def __enter__(self) -> ProgressBar:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.close()
 
 
 def score_lines(

@@ -8,7 +8,7 @@ import torch
 
 from tests.conftest import REPOSITORY, write_folder
 from xlpre.conversion.model_folder import load_folder, save_huggingface
-from xlpre.inference.cloze import masked_batch
+from xlpre.inference.batches import masked_batch
 
 transformers = pytest.importorskip("transformers")
 TOLERANCE = 1e-5  # matrix products of other shapes in fp32

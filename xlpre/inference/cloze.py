@@ -1,18 +1,18 @@
-"""Cloze: batches of texts with masked tokens, and independent predictions: each blank sees the whole text and no other blank."""
+"""Cloze: texts with blanks, and independent predictions: each blank sees the whole text and no other blank."""
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from xlpre.batch import Batch, make_batch
+from xlpre.batch import Batch
 from xlpre.common.errors import InputError
 from xlpre.data.store import SplitData
-from xlpre.data.window_layout import SEGMENT_A, SEGMENT_CLS
+from xlpre.inference.batches import check_length, masked_batch, masked_row
 from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
 from xlpre.text import special_tokens
@@ -20,7 +20,6 @@ from xlpre.text.blanks import BLANK, Blank, find_blanks
 from xlpre.text.sentence_boundaries import starts_word, written_without_spaces
 from xlpre.text.tokenizer import Tokenizer
 
-MAX_TOKENS = 2048  # attention memory grows with its square
 TOP_K = 5  # predictions per blank
 EXAMPLE_LEN = (10, 40)  # shortest and longest sentence of a ClozeExample, in tokens
 MAX_SENTENCES_TRIED = 5000
@@ -93,12 +92,6 @@ class ClozeText:
         return sum(int((part == special_tokens.UNK).sum()) for part in self.parts)
 
 
-def check_length(n_tokens: int) -> None:
-    """Raise InputError if `n_tokens`, including <sep> and <cls>, are too many for a forward pass."""
-    if n_tokens > MAX_TOKENS:
-        raise InputError(f"a text of {n_tokens:,} tokens is invalid: the limit is {MAX_TOKENS:,}. Shorten it.")
-
-
 def encode_cloze(text: str, tokenizer: Tokenizer) -> ClozeText:
     """Encode a text with blanks (xlpre/text/blanks.py).
 
@@ -115,7 +108,7 @@ def encode_cloze(text: str, tokenizer: Tokenizer) -> ClozeText:
     if not isinstance(text, str):
         raise InputError(
             f"text={text!r:.60} is invalid: it must be one str. Build one batch per text, and join them with "
-            "xlpre.inference.collate.collate."
+            "xlpre.inference.collate."
         )
     text = text.strip()
     blanks = list(find_blanks(text))
@@ -158,46 +151,7 @@ def cloze_batch(text: str, tokenizer: Tokenizer, two_streams: bool = True) -> Ba
             "predict the blanks jointly."
         )
     tokens, positions = cloze.masked_tokens([blank.shortest for blank in cloze.blanks])
-    return _masked_row(tokens, np.concatenate(positions), two_streams)
-
-
-def masked_batch(
-    tokens: Sequence[int] | np.ndarray, positions: Sequence[int] | np.ndarray, two_streams: bool = True
-) -> Batch:
-    """Build a batch of one row, `[tokens <sep> <cls>]`, with masked targets.
-
-    Args:
-        tokens: (T,) token ids.
-        positions: (P,) positions to mask and predict.
-        two_streams: True for a permutation model, in which no token sees a masked position; False for a denoising model, in which all
-            tokens see <mask> there, as in training. `model.backbone.two_streams` is the right value.
-
-    Raises:
-        InputError: a position is outside the text or repeated, a token id is negative, or an argument is not a one-dimensional sequence of
-            integers.
-    """
-    tokens, positions = _integer_row("tokens", tokens), _integer_row("positions", positions)
-    if len(tokens) and tokens.min() < 0:
-        raise InputError(f"tokens with id {tokens.min()} are invalid: ids must be at least 0.")
-    if len(np.unique(positions)) < len(positions) or not all(0 <= position < len(tokens) for position in positions):
-        raise InputError(
-            f"positions={positions.tolist()} is invalid: positions must be between 0 and {len(tokens) - 1}, each at most once."
-        )
-    return _masked_row(np.concatenate([tokens, [special_tokens.SEP, special_tokens.CLS]]), positions, two_streams)
-
-
-def unmasked_batch(tokens: Sequence[int] | np.ndarray) -> Batch:
-    """Build a batch of one row, `[tokens <sep> <cls>]`, to compute the hidden states of all T + 2 tokens.
-
-    Use it for models that read from the content stream. Every token sees every token.
-
-    Args:
-        tokens: (T,) token ids.
-    """
-    batch = masked_batch(tokens, [])
-    positions = torch.arange(batch.input_ids.size(1))[None]
-    weights = torch.ones(positions.shape)
-    return replace(batch, target_positions=positions, targets=batch.input_ids, target_weights=weights)
+    return masked_row(tokens, np.concatenate(positions), two_streams)
 
 
 @torch.no_grad()
@@ -314,49 +268,6 @@ def _is_word(piece: str) -> bool:
     text = piece.removeprefix(special_tokens.WORD_BOUNDARY)
     is_letters = all(unicodedata.category(character)[0] in "LM" for character in text)
     return is_letters and (len(text) >= 3 or (len(text) > 0 and written_without_spaces(text[0])))
-
-
-def _integer_row(name: str, values: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return `values` as an (N,) int64 array. `name` is their name in error messages."""
-    try:
-        row = np.asarray(values)
-    except (ValueError, TypeError):  # nested lists of different lengths
-        row = np.empty((0, 0))
-    if row.ndim != 1 or (row.dtype.kind not in "iu" and len(row)):
-        raise InputError(
-            f"{name}={values!r:.60} is invalid: it must be a one-dimensional sequence of integers. "
-            "Build one batch per text and join them with xlpre.inference.collate.collate."
-        )
-    return row.astype(np.int64)
-
-
-def text_batch(tokens: np.ndarray, query_rank: np.ndarray, key_rank: np.ndarray, positions: np.ndarray) -> Batch:
-    """Build a batch of one row.
-
-    Args:
-        tokens: (T,) int64 token ids, the last of which are <sep> <cls>.
-        query_rank: (T,) ranks as queries.
-        key_rank: (T,) ranks as keys.
-        positions: (P,) int64 positions of the targets, increasing.
-    """
-    segment_ids = np.full(len(tokens), SEGMENT_A)
-    segment_ids[-1] = SEGMENT_CLS
-    return make_batch(
-        torch.from_numpy(tokens)[None],
-        query_rank=torch.from_numpy(query_rank.astype(np.int32))[None],
-        key_rank=torch.from_numpy(key_rank.astype(np.int32))[None],
-        target_positions=torch.from_numpy(positions)[None],
-        segment_ids=torch.from_numpy(segment_ids)[None],
-    )
-
-
-def _masked_row(tokens: np.ndarray, positions: np.ndarray, two_streams: bool) -> Batch:
-    """Build a batch of one row with the token ids `tokens` (T,) int64 and masked targets at `positions` (P,) int64."""
-    input_ids, key_rank = tokens.copy(), np.zeros(len(tokens))
-    input_ids[positions] = special_tokens.MASK
-    key_rank[positions] = int(two_streams)
-    batch = text_batch(input_ids, np.ones(len(tokens)), key_rank, positions)
-    return replace(batch, targets=torch.from_numpy(tokens)[batch.target_positions])
 
 
 def _encode_parts(parts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:

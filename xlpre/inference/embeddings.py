@@ -11,8 +11,7 @@ from torch import Tensor
 
 from xlpre.batch import Batch, causal_batch
 from xlpre.common.errors import InputError
-from xlpre.inference.cloze import check_length, unmasked_batch
-from xlpre.inference.collate import collate
+from xlpre.inference.batches import check_length, collate, unmasked_batch
 from xlpre.inference.scoring import BATCH_TOKENS, encode_texts
 from xlpre.model.backbone import Backbone
 from xlpre.model.dropout import without_dropout

@@ -34,6 +34,7 @@ from xlpre.batch import HIDDEN_RANK, Batch
 from xlpre.common.errors import InputError
 from xlpre.common.messages import counted
 from xlpre.common.tables import to_text
+from xlpre.inference.batches import collate, text_batch
 from xlpre.inference.cloze import (
     ClozeResult,
     ClozeText,
@@ -42,9 +43,7 @@ from xlpre.inference.cloze import (
     encode_cloze,
     format_result,
     readable_piece,
-    text_batch,
 )
-from xlpre.inference.collate import collate
 from xlpre.inference.scoring import BATCH_TOKENS
 from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel

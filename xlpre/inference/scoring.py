@@ -34,7 +34,7 @@ import torch
 from xlpre.batch import HIDDEN_RANK, Batch, make_batch
 from xlpre.common.errors import InputError
 from xlpre.data.window_layout import SEGMENT_A, SEGMENT_CLS
-from xlpre.inference.cloze import unmasked_batch
+from xlpre.inference.batches import unmasked_batch
 from xlpre.inference.modes import SCORE_MODES, resolve_mode
 from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel

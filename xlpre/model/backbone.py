@@ -128,7 +128,7 @@ class Backbone(nn.Module):
         if not isinstance(batch, Batch) or not isinstance(memory, BaseMemory):
             raise InputError(
                 f"inputs of type {type(batch).__name__} and {type(memory).__name__} are invalid: a model reads a Batch and a Memory. "
-                "Build them with xlpre.inference.cloze.unmasked_batch(token_ids) and backbone.initial_memory(rows=B, mem_len=0)."
+                "Build them with xlpre.inference.unmasked_batch(token_ids) and backbone.initial_memory(rows=B, mem_len=0)."
             )
         memory.check(self.config, len(batch.input_ids), self.mask_embedding)
         expected = (*batch.input_ids.shape, self.config.d_model)

@@ -5,15 +5,8 @@ import pytest
 import torch
 
 from tests.unit.model.conftest import make_model
-from xlpre.inference.cloze import (
-    ClozeResult,
-    cloze_batch,
-    encode_cloze,
-    format_result,
-    masked_batch,
-    predict_blanks,
-    unmasked_batch,
-)
+from xlpre.inference.batches import masked_batch, unmasked_batch
+from xlpre.inference.cloze import ClozeResult, cloze_batch, encode_cloze, format_result, predict_blanks
 from xlpre.model.memory import initial_memory
 from xlpre.text import special_tokens
 

@@ -8,7 +8,7 @@ from tests.unit.inference.test_scoring import Ids, random_texts
 from tests.unit.model.conftest import VOCAB, make_model
 from xlpre.batch import make_batch
 from xlpre.inference import embed
-from xlpre.inference.cloze import unmasked_batch
+from xlpre.inference.batches import unmasked_batch
 from xlpre.model.memory import initial_memory
 from xlpre.text.special_tokens import EOD
 

@@ -9,7 +9,7 @@ import torch
 from tests.unit.model.conftest import make_model
 from xlpre.batch import make_batch
 from xlpre.inference import order_consistency, score
-from xlpre.inference.cloze import masked_batch
+from xlpre.inference.batches import masked_batch
 from xlpre.inference.scoring import sample_order
 from xlpre.model.memory import initial_memory
 from xlpre.text.special_tokens import CLS, EOD, MASK, SEP

@@ -6,7 +6,8 @@ import pytest
 
 from pretrain.config import PretrainConfig
 from pretrain.planning.flops import flops_per_step
-from pretrain.planning.plan import Plan, describe
+from pretrain.planning.plan import Plan
+from pretrain.planning.plan_report import describe
 from tests.conftest import REPOSITORY
 from tests.unit.pretrain.planning_cases import make_plan, with_device_memory
 from xlpre.config.loader import load_config

@@ -7,8 +7,7 @@ import torch
 
 from tests.unit.model.conftest import make_model
 from xlpre.batch import HIDDEN_RANK
-from xlpre.inference.cloze import masked_batch, unmasked_batch
-from xlpre.inference.collate import collate
+from xlpre.inference.batches import collate, masked_batch, unmasked_batch
 from xlpre.model.memory import initial_memory
 
 TEXTS = [[20, 21, 22, 23, 24], [30], [25, 26, 27]]
