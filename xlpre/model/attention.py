@@ -38,7 +38,7 @@ class RelativeAttention(nn.Module):
         self.dropatt = config.dropatt
 
     def keys_values(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Project hidden states (B, M, D) to keys and values, (B, M, H, E) each."""
+        """Project hidden states (B, n, D), of memory or of content, to keys and values, (B, n, H, E) each."""
         hidden = hidden.contiguous()  # otherwise both products would copy it and save the copy for their backward pass
         value = self._split_heads(self.value(hidden))
         # under torch.autocast, the result of a norm has another dtype than that of a product

@@ -88,7 +88,8 @@ class LanguageModel(nn.Module):
             memory: see Backbone.
 
         Returns:
-            (B, P, V) logits at the targets, memory for the next window, then (B, classes) logits of each auxiliary head.
+            (B, P, V) logits at the targets (log-probabilities with an adaptive softmax), memory for the next window, then (B, classes)
+            logits of each auxiliary head.
         """
         hidden, memory = self.backbone(batch, memory)
         auxiliary_logits = (head(hidden[:, 0]) for head in self.auxiliary_heads.values())

@@ -23,7 +23,7 @@ class PostNormLayer(nn.Module):
 
     Args:
         config: shape of the model.
-        shared: see RelativeAttention.
+        shared: by term, the biases that all layers share; None for a term without them.
         index: index of the layer, from 0.
     """
 
@@ -38,7 +38,7 @@ class PostNormLayer(nn.Module):
         self.feed_forward_norm = self._norm(config)
 
     def keys_values(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Project hidden states (B, M, D) to keys and values, (B, M, H, E) each."""
+        """Project hidden states (B, n, D), of memory or of content, to keys and values, (B, n, H, E) each."""
         return self.attention.keys_values(hidden)
 
     def forward(
@@ -87,7 +87,7 @@ class PreNormLayer(PostNormLayer):
         self.dropout = Dropout(config.dropout)
 
     def keys_values(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalize hidden states (B, M, D) and project them to keys and values, (B, M, H, E) each."""
+        """Normalize hidden states (B, n, D), of memory or of content, and project them to keys and values, (B, n, H, E) each."""
         return self.attention.keys_values(self.attention_norm(hidden))
 
     def forward(

@@ -72,6 +72,9 @@ def build_attention_meta(
         max_distance: largest distance at which a key is visible. None means no limit.
         two_streams: predict targets from the query stream. If False, predict them from the content rows at the target positions.
         n_cls: see `select_output_rows`.
+
+    Returns:
+        Metadata for N = T + P query rows (T with one stream), and for the rows of `select_output_rows`, both with K keys.
     """
     length, n_targets = batch.query_rank.size(1), batch.target_positions.size(1)
     key_rank = torch.cat([memory_rank, batch.key_rank], dim=1)

@@ -32,7 +32,7 @@ class Denoising:
 
     def n_targets(self, seq_len: int, reuse_len: int) -> int:
         """Return P, the number of targets of a row."""
-        return sum(self._spans.num_targets(seq_len, reuse_len))
+        return sum(self._spans.n_targets_per_part(seq_len, reuse_len))
 
     def build_inputs(self, windows: Windows, rng: RowRng) -> ModelInputs:
         """Sample targets for each row and mask them. `Permutation` samples the same targets with the same `rng`."""

@@ -12,7 +12,7 @@ from xlpre.objectives.causal import Causal
 from xlpre.objectives.denoising import Denoising
 from xlpre.objectives.objective import Objective, ObjectiveConfig
 from xlpre.objectives.permutation import Permutation
-from xlpre.objectives.target_sampling import num_targets
+from xlpre.objectives.target_sampling import n_targets_per_part
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "permutation": Permutation,
@@ -44,7 +44,7 @@ def build_objective(config: ObjectiveConfig, data: DataConfig, starts_word: np.n
             f"data.reuse_len={data.reuse_len} is invalid with objective.name=causal: it must equal data.seq_len={data.seq_len}, "
             f"because causal windows are plain text. Set data.reuse_len={data.seq_len}."
         )
-    _, in_rest = num_targets(data.seq_len, data.reuse_len, config.partial_k)
+    _, in_rest = n_targets_per_part(data.seq_len, data.reuse_len, config.partial_k)
     rest_len = data.seq_len - data.reuse_len - data.n_symbols
     if config.name != "causal" and in_rest > rest_len:
         least = math.ceil(10 * (data.seq_len - data.reuse_len) / rest_len) / 10

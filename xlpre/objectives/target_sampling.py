@@ -46,13 +46,13 @@ class SpanSampler:
         self._length_cdf = np.cumsum(weights / weights.sum())[:-1]
         self._context_len = [int(n * self._partial_k) for n in range(config.max_span + 1)]  # by length of the span
 
-    def num_targets(self, seq_len: int, reuse_len: int) -> tuple[int, int]:
+    def n_targets_per_part(self, seq_len: int, reuse_len: int) -> tuple[int, int]:
         """Return the number of targets in the reused part and in the rest of a window."""
-        return num_targets(seq_len, reuse_len, self._partial_k)
+        return n_targets_per_part(seq_len, reuse_len, self._partial_k)
 
     def sample_targets(self, windows: Windows, rng: RowRng) -> np.ndarray:
         """Return (B, T) bool with exactly P targets in each row. The parts of a window get targets in proportion to their lengths."""
-        counts = self.num_targets(windows.ids.shape[1], windows.reuse_len)
+        counts = self.n_targets_per_part(windows.ids.shape[1], windows.reuse_len)
         allowed = ~windows.special_mask
         is_target = []
         for part, n_targets in zip(window_parts(windows), counts, strict=False):
@@ -140,7 +140,7 @@ class SpanSampler:
         return spans
 
 
-def num_targets(seq_len: int, reuse_len: int, partial_k: float) -> tuple[int, int]:
+def n_targets_per_part(seq_len: int, reuse_len: int, partial_k: float) -> tuple[int, int]:
     """Return the number of targets in the reused part and in the rest of a window.
 
     Args:

@@ -20,7 +20,7 @@ from pretrain.tools.ablation.stages import (
     Pretraining,
     Stage,
     TextEvaluation,
-    check_words,
+    check_cli_args,
 )
 from xlpre.common.errors import InputError
 from xlpre.config.loader import load_config
@@ -204,7 +204,7 @@ class Ablation:
                 f"--only-pretraining is invalid with model={config.model} in {path}: nothing is pretrained. Leave it out."
             )
         self._words = {
-            name: check_words(f"{path}: evaluate.{kind}.{name}", kind, text)
+            name: check_cli_args(f"{path}: evaluate.{kind}.{name}", kind, text)
             for kind, texts in (("pairs", config.evaluate.pairs), ("text", config.evaluate.text))
             for name, text in texts.items()
         }
@@ -235,7 +235,7 @@ class Ablation:
         inputs: list[Any] = []  # of the checked stages after pretraining
         for stage in self.stages:
             if isinstance(stage, Evaluation | Finetuning):
-                read = (stage.config.task, stage.config.data) if isinstance(stage, Finetuning) else stage.words
+                read = (stage.config.task, stage.config.data) if isinstance(stage, Finetuning) else stage.cli_args
                 if read not in inputs:
                     inputs.append(read)
                     checked.append(stage)

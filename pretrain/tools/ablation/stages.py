@@ -226,10 +226,10 @@ class Evaluation(ModelStage):
     """Evaluation of a model on minimal pairs or on held-out text.
 
     Attributes:
-        words: arguments of the command: files and options.
+        cli_args: arguments of the command: files and options.
     """
 
-    words: Sequence[str]
+    cli_args: Sequence[str]
 
     kind: ClassVar[str]  # `pairs` or `text`
 
@@ -240,7 +240,7 @@ class Evaluation(ModelStage):
 
     def check_inputs(self) -> None:
         """Raise InputError if a file or folder does not exist."""
-        for path in getattr(_parse_words(self.kind, self.words), self.kind):
+        for path in getattr(_parse_cli_args(self.kind, self.cli_args), self.kind):
             if not source_exists(str(path)):
                 raise InputError(f"{path} is invalid: there is no such file or folder. Correct the path.")
 
@@ -279,7 +279,7 @@ class PairsEvaluation(Evaluation):
     @property
     def arguments(self) -> list[str]:
         """Arguments of the command."""
-        return [self.model, "--pairs", *self.words, "--out", str(self.result_file)]
+        return [self.model, "--pairs", *self.cli_args, "--out", str(self.result_file)]
 
     def command_line(self, processes: int) -> list[str]:
         """Return program and arguments; the command has one process."""
@@ -305,7 +305,7 @@ class TextEvaluation(Evaluation):
     @property
     def arguments(self) -> list[str]:
         """Arguments of the command."""
-        return [self.model, *self.words, "--out", str(self.result_file)]
+        return [self.model, *self.cli_args, "--out", str(self.result_file)]
 
     def describe_result(self) -> str:
         """Return the losses for a progress line."""
@@ -420,8 +420,8 @@ def json_records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(text)] if text.startswith("{\n") else [json.loads(line) for line in text.splitlines()]
 
 
-def check_words(origin: str, kind: str, text: str) -> list[str]:
-    """Return the words of an evaluation.
+def check_cli_args(origin: str, kind: str, text: str) -> list[str]:
+    """Return the command-line arguments of an evaluation.
 
     Args:
         origin: key of the evaluation, for error messages.
@@ -432,22 +432,22 @@ def check_words(origin: str, kind: str, text: str) -> list[str]:
         InputError: the command would refuse them.
     """
     try:
-        words = shlex.split(text)
-        args = _parse_words(kind, words)
+        cli_args = shlex.split(text)
+        args = _parse_cli_args(kind, cli_args)
         for option in ("out", "picture", "json", "tokens", "compare"):
             if getattr(args, option, None):
                 raise InputError(f"--{option} is invalid: the ablation collects the results itself. Leave it out.")
     except ValueError as error:
         raise InputError(f"{origin}: {error}") from None
-    return words
+    return cli_args
 
 
-def _parse_words(kind: str, words: Sequence[str]) -> argparse.Namespace:
-    """Parse and check the words of an evaluation as its command does."""
+def _parse_cli_args(kind: str, cli_args: Sequence[str]) -> argparse.Namespace:
+    """Parse and check the command-line arguments of an evaluation as its command does."""
     from pretrain import evaluate, score
 
     command = score if kind == "pairs" else evaluate
-    args = command.build_parser().parse(["MODEL", *(["--pairs"] if kind == "pairs" else []), *words])
+    args = command.build_parser().parse(["MODEL", *(["--pairs"] if kind == "pairs" else []), *cli_args])
     command.check_options(args)
     return args
 

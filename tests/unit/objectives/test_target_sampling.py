@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.conftest import examples
 from xlpre.data.rng import RowRng
 from xlpre.objectives.objective import ObjectiveConfig
-from xlpre.objectives.target_sampling import SpanSampler, num_targets
+from xlpre.objectives.target_sampling import SpanSampler, n_targets_per_part
 
 
 def text(n, seed, p_start=0.7, vocab=50):
@@ -89,7 +89,7 @@ def test_max_span_1_gives_single_words():
     [(512, 256, 6, (43, 42)), (128, 64, 6, (11, 10)), (9, 9, 2, (4, 0))],
 )
 def test_targets_are_divided_between_the_parts_by_length(seq_len, reuse_len, partial_k, counts):
-    assert num_targets(seq_len, reuse_len, partial_k) == counts
+    assert n_targets_per_part(seq_len, reuse_len, partial_k) == counts
 
 
 def test_spans_of_a_backward_row_are_sampled_in_reading_order():

@@ -20,7 +20,7 @@ from pretrain.tools.ablation.stages import Finetuning, TextEvaluation
 from pretrain.tools.ablation.table import build_csv_table, build_stage_table, build_table, describe_stages
 from tests.conftest import REPOSITORY
 from xlpre.config.loader import load_config, save_config
-from xlpre.objectives.target_sampling import num_targets
+from xlpre.objectives.target_sampling import n_targets_per_part
 
 BASE = "name: mine\nmodel: {n_layer: 2}\n"
 
@@ -233,7 +233,7 @@ def test_rows_predict_as_many_tokens_as_the_published_ones():
     runs = Ablation(
         REPOSITORY / "configs/ablations/xlnet_table6.yaml", rows=["k_6", "k_7", "denoising"], num_seeds=1
     ).runs
-    counts = {run.row: sum(num_targets(512, 256, run.config.objective.partial_k)) for run in runs}
+    counts = {run.row: sum(n_targets_per_part(512, 256, run.config.objective.partial_k)) for run in runs}
     assert counts == {"k_6": 85, "k_7": 73, "denoising": int(512 * 0.15)}
 
 
