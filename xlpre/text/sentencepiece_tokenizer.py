@@ -154,8 +154,9 @@ class SentencePieceTokenizer(Tokenizer):
 
     @cached_property
     def _may_end_with_comma(self) -> frozenset[int]:
-        """Ids of the pieces that may end with a comma after a digit; <unk> stands for any characters."""
-        return frozenset(i for i, piece in enumerate(self.pieces) if piece.endswith(",") or i == special_tokens.UNK)
+        """Ids of the pieces that end with a comma after a digit, and <unk>, which stands for any characters."""
+        numbers = (i for i, piece in enumerate(self.pieces) if piece[-1:] == "," and piece[-2:-1].isdigit())
+        return frozenset([special_tokens.UNK, *numbers])
 
     def _split_piece(self, piece: str) -> list[str]:
         return (
