@@ -89,7 +89,7 @@ def test_an_interrupted_preparation_names_the_folder_of_its_progress(config, tex
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_bytes(text_file.read_bytes())
     (tmp_path / "texts" / "b.txt").write_bytes(b"Ba be.\n\xff")
-    with pytest.raises(ValueError, match=r"b.txt, line 2.* resumes from the encoded text in .*/\.store\.unfinished"):
+    with pytest.raises(ValueError, match=r"b.txt, line 2.* is kept in .*/\.store\.unfinished"):
         make_store(change(config, "text", source=str(tmp_path / "texts" / "*.txt"), num_processes=1))
 
 
