@@ -47,7 +47,7 @@ def build_parser() -> CommandParser:
     )
     text = "order in which pieces are filled in: left-to-right, confident (the surest first) or random (default: left-to-right)"
     parser.add_argument("--order", choices=("left-to-right", "confident", "random"), help=text)
-    text = "candidates to print (default: 5)"
+    text = "candidates to print (default: 5; with --options: all)"
     parser.add_argument("--top", metavar="N", type=int, help=text)
     parser.add_argument("--beam", metavar="N", type=int, help="width of the beam search (default: 20)")
     text = "exponent of the number of pieces that divides the log-probability to compare lengths (default: 1); 0 favors short candidates"
@@ -78,7 +78,7 @@ def check_options(args: argparse.Namespace) -> None:
     if len(given := [name for name, value in modes.items() if value]) > 1:
         raise InputError(f"{given[1]} is invalid with {given[0]}. Leave one of them out.")
     mode = given[0] if given else "search"
-    for name in OPTIONS["search"] | OPTIONS["--num-samples"]:
+    for name in ("top", "order", "beam", "length_penalty", "temperature", "seed"):
         if (value := getattr(args, name)) is not None and name not in OPTIONS[mode]:
             where = f"with {mode}" if given else "without --num-samples"
             raise InputError(f"--{name.replace('_', '-')}={value} is invalid {where}: it has no effect. Leave it out.")

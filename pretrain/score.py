@@ -76,6 +76,9 @@ def check_options(args: argparse.Namespace) -> None:
     for name, minimum in (("seed", 0), ("mem_len", 0)):
         if (value := getattr(args, name)) is not None and value < minimum:
             raise InputError(f"--{name.replace('_', '-')}={value} is invalid: it must be at least {minimum}.")
+    for name in ("orders", "seed"):
+        if (value := getattr(args, name)) is not None and args.mode != "any-order":
+            raise InputError(f"--{name}={value} is invalid without --mode any-order: it has no effect. Leave it out.")
     if args.pairs and (args.file or args.tokens):
         option = "--tokens" if args.tokens else f"FILE={args.file}"
         raise InputError(f"{option} is invalid with --pairs. Leave one of them out.")
@@ -92,15 +95,6 @@ def check_options(args: argparse.Namespace) -> None:
     if args.file and not args.file.stat().st_size:
         raise InputError(f"FILE={args.file} is invalid: it is empty. Write one text per line.")
     check_output_files(args.out, args.picture)
-
-
-def check_order_options(args: argparse.Namespace, mode: str) -> None:
-    """Raise InputError if options of `any-order` are given in another mode."""
-    for name in ("orders", "seed"):
-        if (value := getattr(args, name)) is not None and mode != "any-order":
-            raise InputError(
-                f"--{name}={value} is invalid in the mode {mode}: it has no effect. Leave it out, or add --mode any-order."
-            )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -122,7 +116,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     pairs = read_pairs(args.pairs, args.limit) if args.pairs else []
     lm = load(args.model, args.device)
     mode = resolve_mode(args.mode, lm.objective, SCORE_MODES)
-    check_order_options(args, mode)
     n_orders, seed = args.orders or N_ORDERS, 1 if args.seed is None else args.seed
     score_texts = partial(
         lm.score,

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from xlpre.common.errors import InputError
 from xlpre.conversion.model_folder import load_folder
 from xlpre.inference.cloze import ClozeResult, predict_blanks
 from xlpre.inference.embeddings import embed
@@ -37,6 +38,10 @@ def load(path: str | Path, device: str | None = None) -> PretrainedModel:
     Raises:
         InputError: `device` is not available; the folder cannot be read (see `load_folder`); or it has no vocabulary.
     """
+    if device not in (None, "cpu", "cuda"):
+        raise InputError(
+            f"device={device!r} is invalid: it must be cpu or cuda. Leave it out for a GPU if there is one."
+        )
     target = select_device(device)
     folder = load_folder(path)
     tokenizer = folder.require_tokenizer(path)

@@ -23,11 +23,14 @@ class TrainLogger(RunLogger):
         seed: seed of the run.
         folder: folder of the run.
         progress: steps and clock of the run.
+        evaluation_due: see MetricsWriter.
     """
 
-    def __init__(self, config: FinetuneConfig, seed: int, folder: Path, progress: Progress) -> None:
-        run_name = f"{config.name}-seed-{seed}"
-        super().__init__(progress, folder, run_name, dataclasses.asdict(config), f"seed {seed}, step")
+    def __init__(
+        self, config: FinetuneConfig, seed: int, folder: Path, progress: Progress, evaluation_due: bool = False
+    ) -> None:
+        run_name, settings = f"{config.name}-seed-{seed}", dataclasses.asdict(config)
+        super().__init__(progress, folder, run_name, settings, f"seed {seed}, step", evaluation_due=evaluation_due)
         self._comm, self._batch_size = progress.comm, config.train.global_batch_size
         self._n_tokens = self._n_padded_tokens = 0
 

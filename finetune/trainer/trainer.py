@@ -135,7 +135,7 @@ class Trainer:
         self._build(saved, manifest)
         self.progress = Progress(train, self.engine, self.context.comm, shutdown, self._writer, manifest)
         context.comm.call_on_rank_zero(lambda: save_config(config, Path(config.run_dir) / "config.yaml"))
-        self.logger = TrainLogger(config, seed, self.folder, self.progress)
+        self.logger = TrainLogger(config, seed, self.folder, self.progress, self._evaluation_due)
 
     def train(self) -> None:
         """Run the training loop until the steps or the time are used up, early stopping applies, or a signal requests a stop.

@@ -13,7 +13,7 @@ from xlpre.inference import GenerationConfig, generate, score
 from xlpre.inference.generation import encode_prompt
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import initial_memory
-from xlpre.text.special_tokens import CLS, MASK, SEP
+from xlpre.text.special_tokens import CLS, EOD, MASK, SEP
 
 lm_eval = pytest.importorskip(
     "lm_eval", reason='lm-eval is not installed: pip install -c constraints.txt -e ".[lm-eval]"'
@@ -112,7 +112,8 @@ def test_rolling_log_likelihoods_are_scores(path, results):
     folder = load_folder(path)
     texts = [row["context"] for row in ROWS]
     mode = "causal" if folder.objective == "causal" else "any-order"
-    scores = score(folder.model(), folder.tokenizer, texts, mode, objective=folder.objective, n_orders=1)
+    prefix = "" if mode == "causal" else np.array([EOD])
+    scores = score(folder.model(), folder.tokenizer, texts, mode, objective=folder.objective, n_orders=1, prefix=prefix)
     total = sum(text.log_likelihood for text in scores)
     n_bytes = sum(len(text.encode()) for text in texts)
     assert results["results"]["perplexity"]["byte_perplexity,none"] == pytest.approx(np.exp(-total / n_bytes), rel=1e-4)

@@ -88,8 +88,8 @@ def test_pairs_give_accuracies_a_table_and_a_picture(model, pairs, tmp_path, cap
     [
         (["--mode", "causal"], "mode=causal is invalid for a permutation model"),
         (["--orders", "0"], "--orders=0 is invalid"),
-        (["--orders", "3"], "--orders=3 is invalid in the mode pll: it has no effect"),
-        (["--seed", "3", "--mode", "pll"], "--seed=3 is invalid in the mode pll"),
+        (["--orders", "3"], "--orders=3 is invalid without --mode any-order: it has no effect"),
+        (["--seed", "3", "--mode", "pll"], "--seed=3 is invalid without --mode any-order"),
         (["--limit", "3"], "--limit=3 is invalid without --pairs"),
         (["--tokens", "--pairs", "p"], "--tokens is invalid with --pairs"),
         (["--out", "no/such/file"], "the folder no/such does not exist"),

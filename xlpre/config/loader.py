@@ -105,9 +105,10 @@ class _Dumper(yaml.SafeDumper):
     """Puts text that OmegaConf would read as a number, such as 1e-4, in quotes."""
 
 
-_Dumper.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+"), [*"-+0123456789"]
-)
+_FIRST_CHARACTERS = [*"-+0123456789"]
+_FLOAT = re.compile(r"[-+]?[0-9][0-9_]*\.?[0-9_]*[eE][-+]?[0-9]+$")
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, _FIRST_CHARACTERS)
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(rf"(?:{NOT_DECIMAL.pattern})$"), _FIRST_CHARACTERS)
 
 
 def _escaped(value: Any) -> Any:
@@ -240,8 +241,8 @@ def _check_numbers(path: Path) -> None:
             pending += node.value
         elif isinstance(node, yaml.ScalarNode) and node.style is None and NOT_DECIMAL.fullmatch(node.value):
             raise InputError(
-                f"{path}, line {node.start_mark.line + 1}: {node.value} is invalid: YAML does not read it as a decimal number. "
-                "Correct the number, or put text in quotes."
+                f"{path}, line {node.start_mark.line + 1}: {node.value} is invalid: it must be a decimal number without colons, "
+                "underscores and leading zeros. Correct it, or put text in quotes."
             )
 
 
@@ -319,7 +320,7 @@ def _check_keys(group: DictConfig, layer: DictConfig, origin: str, prefix: str =
 
 
 def _check_kind(default: Any, value: Any, key: str, origin: str) -> None:
-    """Raise InputError if `default` is a list, mapping or boolean and `value` is not."""
+    """Raise InputError if `default` is a list, mapping, boolean or text and `value` is of another kind."""
     setting = f"{key}={as_yaml(value._value())} is invalid:"
     if origin == f"{key}=":
         setting = f"{origin} is invalid: the value is empty;"
@@ -332,9 +333,8 @@ def _check_kind(default: Any, value: Any, key: str, origin: str) -> None:
             raise InputError(f"{prefix}{setting} it must be {rule}.{remedy}")
     if isinstance(default, BooleanNode) and type(value._value()) is int and value._value() not in (0, 1):
         raise InputError(f"{prefix}{setting} it must be true or false.")
-    if isinstance(default, StringNode) and isinstance(
-        value._value(), bool | float
-    ):  # YAML reads on as true and 1.10 as 1.1
+    # YAML reads on as true and 1.10 as 1.1
+    if isinstance(default, StringNode) and isinstance(value._value(), bool | float):
         raise InputError(f"{prefix}{setting} it must be text. Put it in quotes.")
     if isinstance(value, DictConfig):
         for name in value:

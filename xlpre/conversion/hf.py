@@ -37,7 +37,7 @@ from xlpre.objectives.registry import OBJECTIVES
 from xlpre.text import special_tokens
 
 UNMAPPED = ("dropatt", "mem_len", "init_scheme")  # settings that config.json does not store exactly
-# documents end with <eod>; the special tokens before it and <eop> do not occur in them
+# documents end with <eod>; the tokens with smaller ids are never generated
 GENERATION = {
     "bos_token_id": 1,
     "eos_token_id": special_tokens.EOD,

@@ -304,9 +304,8 @@ def _read_huggingface(path: Path, settings: dict[str, Any]) -> ModelFolder:
     provenance = read_provenance(path) or {}
     config, weights, objective = hf.read_model(path, settings)
     unmapped = [*hf.UNMAPPED]
-    if provenance.get("model", {}).get("mem_len", 0) != (
-        settings.get("mem_len") or 0
-    ):  # config.json was changed after the export
+    exported_mem_len, mem_len = provenance.get("model", {}).get("mem_len", 0), settings.get("mem_len") or 0
+    if mem_len != exported_mem_len:  # config.json was changed after the export
         unmapped.remove("mem_len")
     config, objective = _with_unmapped(provenance, config, objective, unmapped)
     preprocess = provenance["preprocess"] if provenance else read_preprocess(path)

@@ -33,9 +33,8 @@ class XLNetForMaskedLM(XLNetLMHeadModel):
     def __init__(self, config: XLNetConfig) -> None:
         super().__init__(config)
         self.transformer = XLNetModelInOneDtype(config)
-        torch.nn.Module.to(
-            self, torch.get_default_dtype()
-        )  # XLNetModel creates some weights in fp32, whatever `dtype` is
+        # XLNetModel creates some weights in fp32, whatever `dtype` is
+        torch.nn.Module.to(self, torch.get_default_dtype())
         self.post_init()
 
     def forward(

@@ -93,7 +93,8 @@ class Continuation:
 
     Attributes:
         prompt: the prompt.
-        text: the text after the prompt, with the space before its first word. It excludes the string that stopped it.
+        text: the text after the prompt, with the space before its first word, unless the prompt ends with one. It excludes the string
+            that stopped it.
         tokens: all generated token ids.
         finish_reason: `eod` (the document ended), `stop` (a stop string was generated) or `length` (`max_new_tokens` were generated).
     """
@@ -131,7 +132,7 @@ def generate(
         `num_samples` continuations of the first prompt, then those of the second, and so on.
 
     Raises:
-        InputError: a denoising model; a vocabulary of another size; or a prompt that is neither a text nor token ids.
+        InputError: a denoising model; a vocabulary of another size; or a prompt that is neither a text nor token ids of the vocabulary.
     """
     config = config or GenerationConfig()
     objective = resolve_objective(objective, model.backbone.two_streams)
@@ -232,15 +233,15 @@ class _Output:
 
     Args:
         pieces: result of `piece_bytes`.
-        at_line_start: True if the space of the first token is left out.
+        hides_space: True if the space of the first token is left out.
         stop: strings that end the text.
         on_text: called with each part of the text that is final.
     """
 
     def __init__(
-        self, pieces: list[bytes], at_line_start: bool, stop: Sequence[str], on_text: Callable[[str], None] | None
+        self, pieces: list[bytes], hides_space: bool, stop: Sequence[str], on_text: Callable[[str], None] | None
     ) -> None:
-        self.pieces, self._at_line_start, self._stop, self._on_text = pieces, at_line_start, stop, on_text
+        self.pieces, self._hides_space, self._stop, self._on_text = pieces, hides_space, stop, on_text
         self.text, self.tokens, self.finish_reason = "", list[int](), ""
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._n_reported = 0
@@ -255,8 +256,8 @@ class _Output:
             return
         piece = self.pieces[token]
         n_before = len(self.text)
-        self.text += self._decoder.decode(piece.removeprefix(b" ") if self._at_line_start else piece)
-        self._at_line_start = token == special_tokens.EOP
+        self.text += self._decoder.decode(piece.removeprefix(b" ") if self._hides_space else piece)
+        self._hides_space = token == special_tokens.EOP
         # a stop string may have begun in earlier tokens
         found = [
             start for string in self._stop if (start := self.text.find(string, max(0, n_before - len(string)))) >= 0

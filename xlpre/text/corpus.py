@@ -237,8 +237,9 @@ def sample_lines(config: TextConfig, n_chars: int) -> list[str]:
     lines: list[str] = []
     for group in groups:
         size = 0
-        # with max_chars, a verbatim text is divided into documents of this size
-        documents = read_units(group, dataclasses.replace(config, max_chars=share), ByteCounter())
+        # max_chars also divides a verbatim text into documents of this size
+        limited = dataclasses.replace(config, max_chars=min(share, config.max_chars or share))
+        documents = read_units(group, limited, ByteCounter())
         for line in chain.from_iterable(documents):
             if size >= share:
                 break

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,8 @@ def open_stream(source: str, split: str, key: str = "text.source=") -> Any:
             return datasets.load_dataset(head, tail, split=split, streaming=True)  # NAME/CONFIG
     except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
         message = " ".join(str(error).split()).rstrip(".")
-        remedy = "Set text.split to one of them." if "split" in message.lower() else "Check its name and the network."
+        names_splits = re.search(r"(bad|unknown) split", message, re.IGNORECASE)
+        remedy = "Name one of them." if names_splits else "Check its name and the network."
         raise InputError(f"{key}{source!r} could not be loaded: {message}. {remedy}") from None
 
 

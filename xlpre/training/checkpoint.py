@@ -89,8 +89,8 @@ def list_incomplete(folder: Path, latest: Path | None) -> list[Path]:
 def find_latest_valid(folder: Path, comm: Comm | None = None) -> Path | None:
     """Return the latest checkpoint whose checksums are correct, or None if there is no checkpoint.
 
-    All checkpoints with the same best weights share their files. If no checkpoint is valid for this reason only, the best weights of the
-    latest one are dropped: training does not need them.
+    All checkpoints with the same best weights share their files. If no checkpoint is valid for this reason only, the latest one is
+    returned. With `comm`, its best weights are removed: training does not need them.
 
     Args:
         folder: the folder of all checkpoints.
@@ -151,7 +151,8 @@ def _drop_best(checkpoint: Path) -> None:
     shutil.rmtree(checkpoint / BEST_DIR, ignore_errors=True)
     write_text(checkpoint / MANIFEST, format_manifest(manifest))
     print(
-        f"warning: the best weights in {checkpoint} are damaged and were removed. The next evaluation is the first that counts.",
+        f"warning: the best weights in {checkpoint} are damaged and were removed. If the run continues, its best weights are "
+        "those of its next evaluations.",
         file=sys.stderr,
         flush=True,
     )

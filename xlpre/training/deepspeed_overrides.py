@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from xlpre.common.errors import InputError
+from xlpre.common.messages import as_yaml
 from xlpre.config.key_suggestions import suggest_key
 
 # keys that other settings decide
@@ -76,8 +77,10 @@ def check_overrides(overrides: Mapping[str, Any]) -> None:
         "zero_optimization.reduce_bucket_size": zero.get("reduce_bucket_size", 1),
     }
     for key, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 1:
-            raise InputError(f"deepspeed.{key}={value} is invalid: it must be at least 1. Correct it or leave it out.")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
+            raise InputError(
+                f"deepspeed.{key}={as_yaml(value)} is invalid: it must be at least 1. Correct it or leave it out."
+            )
     stage = zero.get("stage", 1)
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
         raise InputError(
