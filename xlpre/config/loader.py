@@ -89,6 +89,8 @@ def config_from_mapping(schema: type[Schema], settings: Mapping[str, Any], origi
         return _merge(OmegaConf.structured(schema), [(origin, layer)], origin)  # type: ignore[return-value]
     except InputError as error:  # checks inside the schema do not know the file
         raise InputError(str(error) if origin in str(error) else f"{origin}: {error}") from None
+    except OverflowError as error:
+        raise InputError(f"{origin}: a number is too large ({error}). Correct it.") from None
 
 
 def save_config(config: Any, path: str | Path) -> None:

@@ -225,6 +225,8 @@ def _config_from(path: Path, content: Mapping[str, Any]) -> ModelConfig:
         }
     except KeyError as error:
         raise InputError(f"{path} is invalid: the key {error} is missing. Give the config.json of an XLNet.") from None
+    if values["vocab_size"] is None:
+        raise InputError(f"{path}: vocab_size=null is invalid: it must be a number. Correct it.")
     return config_from_mapping(ModelConfig, values, str(path))
 
 

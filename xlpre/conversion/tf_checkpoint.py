@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from xlpre.common.messages import counted
 
 MAGIC = 0xDB4775248B80FB57.to_bytes(8, "little")
 FOOTER_BYTES = 48
+MAX_DIMENSIONS, MAX_KEY_BYTES = 64, 4096  # of a tensor and its name
 ENTRIES_PER_BLOCK = 64
 DTYPE, SHAPE, SHARD, OFFSET, SIZE, CRC, SLICES = range(1, 8)  # fields of a BundleEntryProto
 CHUNK_BYTES = 1 << 20  # small enough to be copied and checksummed in the CPU cache
@@ -47,6 +49,7 @@ def read_checkpoint(prefix: str | Path, select: Callable[[str], bool] = lambda n
     index = Path(f"{prefix}.index")
     n_shards, messages = _read_index(index)
     tensors, shards = {}, dict[Path, mmap.mmap | bytes]()
+    n_read = Counter[int]()  # bytes by data file
     for name in filter(select, messages):
         try:
             entry, shape = _parse_entry(messages[name], n_shards)
@@ -57,7 +60,10 @@ def read_checkpoint(prefix: str | Path, select: Callable[[str], bool] = lambda n
             shards[path] = _mmap(
                 path, f"Put the {counted(n_shards, 'data file')} of the checkpoint next to {index.name}."
             )
+        n_read[entry[SHARD]] += entry[SIZE]
         try:
+            if n_read[entry[SHARD]] > len(shards[path]):
+                raise InputError("tensors overlap in the data file")
             tensors[name] = _read_tensor(shards[path], entry).reshape(shape)
         except (ValueError, OverflowError) as error:  # also from reshape: 65 dimensions, sizes beyond 64 bits
             raise InputError(f"{path} is damaged: {name}: {error}. Download the file again.") from None
@@ -103,11 +109,10 @@ def _parse_entry(message: bytes, n_shards: int) -> tuple[dict[int, int], tuple[i
     """Return the integers of a BundleEntryProto by field, and the shape."""
     try:
         numbers, parts = _parse_fields(message)
-        shape = tuple(
-            _parse_fields(dim)[0].get(1, 0)
-            for part in parts.get(SHAPE, [])
-            for dim in _parse_fields(part)[1].get(2, [])
-        )
+        dims = [dim for part in parts.get(SHAPE, []) for dim in _parse_fields(part)[1].get(2, [])]
+        if len(dims) > MAX_DIMENSIONS:
+            raise InputError(f"it has {len(dims)} dimensions")
+        shape = tuple(_parse_fields(dim)[0].get(1, 0) for dim in dims)
     except ValueError as error:
         raise InputError(f"has a damaged entry: {error}. Download the file again.") from None
     entry = {field: numbers.get(field, 0) for field in (DTYPE, SHARD, OFFSET, SIZE, CRC)}
@@ -148,7 +153,10 @@ def _read_index(path: Path) -> tuple[int, dict[str, bytes]]:
         footer = _Cursor(table[-FOOTER_BYTES:])
         _read_block(table, footer)  # the metaindex, which is empty in a checkpoint
         messages = dict[bytes, bytes]()
-        for handle in _parse_block(_read_block(table, footer)).values():
+        handles = [*_parse_block(_read_block(table, footer)).values()]
+        if len({*handles}) < len(handles):
+            raise InputError("two entries refer to the same block")
+        for handle in handles:
             messages |= _parse_block(_read_block(table, _Cursor(handle)))
         header, _ = _parse_fields(messages.pop(b"", b""))
         # a key that begins with NUL names a part of a variable
@@ -183,6 +191,8 @@ def _parse_block(block: bytes) -> dict[bytes, bytes]:
     cursor, key, entries = _Cursor(block[: max(0, len(block) - 4 * n_restarts - 4)]), b"", {}
     while cursor.offset < len(cursor.data):
         shared, rest, size = cursor.varint(), cursor.varint(), cursor.varint()
+        if shared > len(key) or shared + rest > MAX_KEY_BYTES:
+            raise InputError("a name is damaged")
         key = key[:shared] + cursor.take(rest)
         entries[key] = cursor.take(size)
     return entries

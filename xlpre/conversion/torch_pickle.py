@@ -413,8 +413,20 @@ class _PersistentIds:
         return storage, offset, n_elements
 
 
-def _rebuild_tensor(source: Any, offset: Any, shape: Any, stride: Any, *ignored: Any) -> StoredTensor:
+def _rebuild_tensor(
+    source: Any,
+    offset: Any,
+    shape: Any,
+    stride: Any,
+    requires_grad: Any = False,
+    backward_hooks: Any = None,
+    metadata: Any = None,
+) -> StoredTensor:
     """Replace torch._utils._rebuild_tensor and _rebuild_tensor_v2."""
+    if metadata:
+        raise InputError(
+            "a tensor has a bit for negation or conjugation; call resolve_neg() or resolve_conj() before saving it"
+        )
     if not (isinstance(source, tuple) and len(source) == 3 and isinstance(source[0], Storage)):
         raise InputError("a tensor has no storage")
     storage, begin, available = source

@@ -99,8 +99,9 @@ def config_from(arguments: Mapping[str, Any], origin: str = "the model") -> Mode
         InputError: an argument is missing or invalid.
     """
     arguments = {**DEFAULTS, **arguments}
-    for key in (*REQUIRED, *DEFAULTS):
-        if key not in arguments or not _is_plain(arguments[key]):
+    optional = {"max_klen", "untie_r", "norm_eps"} & arguments.keys()
+    for key in (*REQUIRED, *DEFAULTS, *sorted(optional)):
+        if key not in arguments or not _is_plain(arguments[key]) or (key == "n_token" and arguments[key] is None):
             problem = "must be a number or a list of numbers" if key in arguments else "is missing"
             raise InputError(f"{origin} is invalid: {key} {problem}. Give all arguments of the model's constructor.")
     try:
@@ -323,10 +324,8 @@ def _read_arguments(file: Path, model: Instance) -> dict[str, Any]:
             f"{file} is invalid: {model.of} is not a MemTransformerLM with an adaptive or plain softmax. "
             "Give the model.pt of a Transformer-XL."
         ) from None
-    if model.attributes.get("ext_len"):
-        warnings.warn(
-            f"{file}: ext_len={model.attributes['ext_len']} is a setting of the data and was left out", stacklevel=2
-        )
+    if isinstance(ext_len := model.attributes.get("ext_len"), int) and ext_len:
+        warnings.warn(f"{file}: ext_len={ext_len} is a setting of the data and was left out", stacklevel=2)
     return arguments
 
 
@@ -377,7 +376,8 @@ def _read_tensorflow(index: Path) -> dict[str, Tensor]:
         "word_emb.emb_layers.1.weight" not in arrays
     ):  # clusters of one width: the PyTorch code has one bias for all tokens
         names = [f"crit.out_layers.{i}.bias" for i in range(1 + len(arrays.get("crit.cluster_bias", ())))]
-        arrays[names[0]] = torch.cat([arrays.pop(name) for name in names if name in arrays])
+        if biases := [arrays.pop(name) for name in names if name in arrays]:
+            arrays[names[0]] = torch.cat(biases)
     return _in_pytorch_order(arrays)
 
 

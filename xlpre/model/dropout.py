@@ -75,4 +75,4 @@ def new_seed() -> int:
 
 def drop_threshold(p: float) -> int:
     """Return the threshold for uniform random 32-bit numbers: an element is dropped if its number is below it."""
-    return round(p * 2**32)
+    return min(round(p * 2**32), 2**32 - 1)

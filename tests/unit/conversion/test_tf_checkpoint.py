@@ -172,6 +172,16 @@ def test_an_unreadable_entry_is_refused_only_if_selected(tmp_path, entry, messag
         read_checkpoint(prefix)
 
 
+def test_entries_cannot_take_more_memory_than_the_files(tmp_path):
+    """Names that share a long prefix, tensors that share their bytes, and index entries that share a block."""
+    content = np.ones(2, "f4").tobytes()
+    entry = KERNEL + b"\x35" + _mask_crc(google_crc32c.value(content))
+    with pytest.raises(ValueError, match="kernel2: tensors overlap in the data file"):
+        read_checkpoint(put(tmp_path, _build_table([HEADER, (b"kernel1", entry), (b"kernel2", entry)]), content))
+    with pytest.raises(ValueError, match="a name is damaged"):
+        read_checkpoint(put(tmp_path, _build_table([HEADER, (b"k" * 5000, entry)]), content))
+
+
 @pytest.mark.parametrize("lengths", [[0] * 65, [0, 2**63], [0, 2**64 - 1, 5], [2**62, 2**62], [2**60]])
 def test_shapes_larger_than_any_memory_are_refused(tmp_path, lengths):
     shape = b"".join(_encode_field(2, _encode_field(1, length)) for length in lengths)

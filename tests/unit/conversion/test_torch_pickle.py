@@ -477,3 +477,10 @@ def test_python_reports_no_import_call_or_unpickling_while_hostile_files_are_rea
     result = subprocess.run([sys.executable, "-c", AUDIT, str(folder)], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize("new_format", [False, True])
+def test_a_tensor_with_a_bit_for_negation_is_refused(new_format, tmp_path):
+    path = save({"a": torch.imag(torch.randn(3, dtype=torch.complex64).conj())}, tmp_path / "a.pt", new_format)
+    with pytest.raises(ValueError, match="resolve_neg"):
+        read_torch_file(path)

@@ -288,6 +288,14 @@ def changed(path, value):
     return model
 
 
+def nested(depth):
+    """Return a small object that takes 2^depth characters as text."""
+    value = ()
+    for _ in range(depth):
+        value = (value, value)
+    return value
+
+
 def without(name):
     model = build_original()
     delattr(model, name)
@@ -308,6 +316,8 @@ INVALID = {
     "d_model is huge": (lambda: changed("d_model", 2**47), "missing from the weights"),
     "d_head is negative": (lambda: changed("d_head", -4), "d_head"),
     "mem_len is None": (lambda: changed("mem_len", None), "mem_len"),
+    "n_token is None": (lambda: changed("n_token", None), "n_token must be a number"),
+    "max_klen is nested": (lambda: changed("max_klen", nested(20)), "max_klen must be a number"),
     "attn_type is unknown": (lambda: changed("attn_type", 7), "attn_type=7"),
     "attn_type is another": (lambda: changed("attn_type", 2), "not in the model|missing"),
     "clamp_len is None": (lambda: changed("clamp_len", None), "wrong type"),
@@ -369,3 +379,16 @@ def test_the_export_command_writes_a_folder_without_a_vocabulary(tmp_path, capsy
     with pytest.raises(ValueError, match="is invalid for Hugging Face's XLNet"):
         export.main([str(file), str(tmp_path / "hf"), "--hf"])
     assert not (tmp_path / "hf").exists()
+
+
+def test_an_invalid_ext_len_is_not_printed(tmp_path, recwarn):
+    load_folder(save(changed("ext_len", nested(20)), tmp_path / "model.pt"))
+    assert not recwarn.list
+
+
+def test_a_tensorflow_checkpoint_of_another_model_is_refused(tmp_path):
+    settings = {"n_token": 30, "n_layer": 2, "n_head": 2, "d_model": 8, "d_head": 4, "d_inner": 16, "mem_len": 4}
+    write_settings(tmp_path, **settings)
+    write_checkpoint(tmp_path / "model.ckpt", {"bert/embeddings/word_embeddings": np.zeros((3, 2), "f4")})
+    with pytest.raises(ValueError, match=str(tmp_path)):
+        load_folder(tmp_path)

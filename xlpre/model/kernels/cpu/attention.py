@@ -133,7 +133,7 @@ def schedule_blocks(attn_meta: AttentionMeta) -> BlockSchedule:
     tensors["block_start"] = torch.tensor(starts, dtype=torch.int32)
     tensors |= zip(BLOCKS[1:], torch.empty(4, B, n_blocks, dtype=torch.int32), strict=True)
     sizes = {"B": B, "N": N, "K": K, "R": K + T, "n_tokens": T, "n_self_visible": attn_meta.n_self_visible}
-    sizes["max_distance"] = -1 if attn_meta.max_distance is None else attn_meta.max_distance
+    sizes["max_distance"] = -1 if attn_meta.max_distance is None else min(attn_meta.max_distance, K)
     sizes |= {"n_blocks": n_blocks, "block_rows": min(rows, N)}
     schedule = BlockSchedule(sizes, tensors)
     load_library().call("schedule_blocks", torch.float32, _attention_args(schedule, {}))

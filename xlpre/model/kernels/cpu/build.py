@@ -107,12 +107,13 @@ def _load_library(flags: list[str]) -> Library:
         with tempfile.TemporaryDirectory() as folder:
             compiled = Path(folder) / name
             _compile(compiled, flags)
-            try:
+            library = Library(compiled)
+            # the cache folder may be missing, read-only, full or not allow execution
+            with contextlib.suppress(OSError, RuntimeError):
                 with atomic_write(cache_dir() / name) as partial:
                     shutil.copyfile(compiled, partial)
                 return Library(cache_dir() / name)
-            except (OSError, RuntimeError):  # the cache folder is missing, read-only, full or does not allow execution
-                return Library(compiled)
+            return library
     except OSError as error:
         raise MissingLibraryError(f"the compiled {SOURCE.name} cannot be written or loaded ({error})") from None
 
@@ -135,7 +136,10 @@ def elementwise(name: str, x: Tensor, *args: Tensor | int | float) -> Tensor:
 
 def _compile(path: Path, flags: list[str]) -> None:
     """Compile the library to `path`, with the first compiler that can."""
-    chosen = shlex.split(os.environ.get("CXX", ""))
+    try:
+        chosen = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise MissingLibraryError(f"the environment variable CXX is invalid ({error})") from None
     installed = [[executable] for name in COMPILERS if (executable := shutil.which(name))]
     reasons = []
     for compiler in [chosen] if chosen else installed:
@@ -152,7 +156,9 @@ def _compile(path: Path, flags: list[str]) -> None:
 def _run_compiler(compiler: list[str], path: Path, flags: list[str]) -> None:
     command = [*compiler, *flags, str(SOURCE), "-o", str(path)]
     try:
-        result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
+        result = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", env={**os.environ, "LC_ALL": "C"}
+        )
     except OSError as error:
         raise MissingLibraryError(f"the C++ compiler {compiler[0]} cannot be run ({error.strerror})") from None
     if result.returncode:
