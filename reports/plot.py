@@ -320,6 +320,7 @@ def main() -> None:
             "4 layers of width 192, 20 million words",
             "causal, 4 layers of width 256, 20 million words",
             "causal, width 256, continued to 4.15 hours",
+            "causal, 8 layers of width 256, 20 million words",
         ],
         top=5.2,
     )
