@@ -62,14 +62,16 @@ def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
         if (run_dir / f"{prefix}table.csv").exists():
             return _write_table_page(run_dir, prefix, against)
     train, val = _read_metrics(run_dir)
-    others = [(_run_name(other), _read_metrics(other)[1]) for other in against]
-    for name, records in others:
-        if abs(records[-1]["val_unigram_loss"] - val[-1]["val_unigram_loss"]) > 1e-6:
-            raise InputError(
-                f"--against={name} is invalid: it was evaluated on other targets than {run_dir.name}, so the losses are not comparable. "
-                "Leave it out."
-            )
     config = load_run_config(run_dir)
+    others = [(_run_name(other), _read_metrics(other)[1]) for other in against]
+    for other, (name, records) in zip(against, others, strict=True):
+        has_config = (other / "config.yaml").exists()
+        same_objective = not has_config or load_run_config(other).objective.name == config.objective.name
+        if not same_objective or abs(records[-1]["val_unigram_loss"] - val[-1]["val_unigram_loss"]) > 1e-6:
+            difference = "was evaluated on other targets" if same_objective else "has another objective"
+            raise InputError(
+                f"--against={name} is invalid: it {difference} than {run_dir.name}, so the losses are not comparable. Leave it out."
+            )
     figure = _loss_figure(config.name, train, val, others)
     save_figure(figure, run_dir / "loss.png")
     path = run_dir / "report.html"

@@ -23,7 +23,7 @@ from pretrain.tools.ablation.stages import (
     check_cli_args,
 )
 from xlpre.common.errors import InputError
-from xlpre.config.loader import load_config
+from xlpre.config.loader import keys_in_override, load_config
 
 ROW_KEYS = ("name", "run_dir", "seed")  # settings that pretrain/ablate.py sets for each run
 TASK_KEYS = (*ROW_KEYS, "num_seeds")  # likewise, of each fine-tuning
@@ -191,6 +191,12 @@ class Ablation:
         _check_overrides("", overrides, config.row_keys)
         self.path, self.name, self.base = path, path.stem, Path(_resolve(path, config.base))
         self.rows = {row: changes for row, changes in config.rows.items() if row in (rows or config.rows)}
+        given = {key for override in overrides for key in keys_in_override(override)}
+        for row, changes in self.rows.items():
+            if repeated := sorted(given & {key for change in changes for key in keys_in_override(change)}):
+                raise InputError(
+                    f"{repeated[0]} is invalid on the command line: the row {row} of {path} sets it, too. Leave it out, or change the file."
+                )
         self.published = config.published
         self._common, self._overrides = config.common, overrides
         self.num_seeds = config.num_seeds if num_seeds is None else num_seeds

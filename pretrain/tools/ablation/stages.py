@@ -130,10 +130,8 @@ class Pretraining(Stage):
         Raises:
             InputError: the run has other settings than its row.
         """
-        if not is_finished(self.config, self.explicit_keys):
-            return False
         self.check_settings()
-        return True
+        return is_finished(self.config, self.explicit_keys)
 
     def evaluations(self) -> list[dict[str, Any]]:
         """Return the records of metrics.jsonl with a validation loss.
