@@ -197,6 +197,13 @@ class Ablation:
                 raise InputError(
                     f"{repeated[0]} is invalid on the command line: the row {row} of {path} sets it, too. Leave it out, or change the file."
                 )
+            keys = {key for change in changes for key in keys_in_override(change)}
+            of_text = sorted(key for key in keys - {"tokenizer.path"} if key.startswith(("text.", "tokenizer.")))
+            if of_text and "data.store_dir" not in keys:
+                raise InputError(
+                    f"{path}: {of_text[0]} in the row {row} is invalid: it has no effect on the token store that all rows share. Prepare "
+                    "another store with it, and set data.store_dir and tokenizer.path in the row instead."
+                )
         self.published = config.published
         self._common, self._overrides = config.common, overrides
         self.num_seeds = config.num_seeds if num_seeds is None else num_seeds

@@ -749,3 +749,9 @@ def test_an_unfinished_run_with_other_settings_than_its_row_is_refused(write):
     )
     with pytest.raises(ValueError, match=r"row other: model.mem_len=2 is invalid: .* was trained with model.mem_len=4"):
         changed.is_finished()
+
+
+def test_a_row_with_another_text_needs_its_own_store(write):
+    with pytest.raises(ValueError, match=r"text.max_chars in the row tenth is invalid: .* set data.store_dir"):
+        Ablation(write({"full": [], "tenth": ["text.max_chars=1500"]}))
+    assert Ablation(write({"full": [], "tenth": ["text.max_chars=1500", "data.store_dir=stores/tenth"]}))
