@@ -191,12 +191,7 @@ class Ablation:
         _check_overrides("", overrides, config.row_keys)
         self.path, self.name, self.base = path, path.stem, Path(_resolve(path, config.base))
         self.rows = {row: changes for row, changes in config.rows.items() if row in (rows or config.rows)}
-        given = {key for override in overrides for key in keys_in_override(override)}
         for row, changes in self.rows.items():
-            if repeated := sorted(given & {key for change in changes for key in keys_in_override(change)}):
-                raise InputError(
-                    f"{repeated[0]} is invalid on the command line: the row {row} of {path} sets it, too. Leave it out, or change the file."
-                )
             keys = {key for change in changes for key in keys_in_override(change)}
             of_text = sorted(key for key in keys - {"tokenizer.path"} if key.startswith(("text.", "tokenizer.")))
             if of_text and "data.store_dir" not in keys:

@@ -732,13 +732,6 @@ def test_printed_commands_are_quoted(write, capsys):
     assert "'eval.sentences=[a ____ b]'" in second
 
 
-def test_a_setting_on_the_command_line_that_a_row_sets_is_refused(write):
-    path = write({"plain": [], "other": ["model.mem_len=0"]})
-    with pytest.raises(ValueError, match=r"model.mem_len is invalid on the command line: the row other of .* sets it"):
-        Ablation(path, overrides=["model.mem_len=8"])
-    assert list(Ablation(path, overrides=["model.mem_len=8"], rows=["plain"]).rows) == ["plain"]
-
-
 def test_an_unfinished_run_with_other_settings_than_its_row_is_refused(write):
     write_metrics("other", 1, [9.0, 5.5])
     (run,) = (run for run in Ablation(write({"plain": [], "other": ["model.mem_len=4"]})).runs if run.row == "other")
