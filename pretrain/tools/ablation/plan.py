@@ -23,7 +23,7 @@ from pretrain.tools.ablation.stages import (
     check_cli_args,
 )
 from xlpre.common.errors import InputError
-from xlpre.config.loader import keys_in_override, load_config
+from xlpre.config.loader import load_config
 
 ROW_KEYS = ("name", "run_dir", "seed")  # settings that pretrain/ablate.py sets for each run
 TASK_KEYS = (*ROW_KEYS, "num_seeds")  # likewise, of each fine-tuning
@@ -191,14 +191,6 @@ class Ablation:
         _check_overrides("", overrides, config.row_keys)
         self.path, self.name, self.base = path, path.stem, Path(_resolve(path, config.base))
         self.rows = {row: changes for row, changes in config.rows.items() if row in (rows or config.rows)}
-        for row, changes in self.rows.items():
-            keys = {key for change in changes for key in keys_in_override(change)}
-            of_text = sorted(key for key in keys - {"tokenizer.path"} if key.startswith(("text.", "tokenizer.")))
-            if of_text and "data.store_dir" not in keys:
-                raise InputError(
-                    f"{path}: {of_text[0]} in the row {row} is invalid: it has no effect on the token store that all rows share. Prepare "
-                    "another store with it, and set data.store_dir and tokenizer.path in the row instead."
-                )
         self.published = config.published
         self._common, self._overrides = config.common, overrides
         self.num_seeds = config.num_seeds if num_seeds is None else num_seeds

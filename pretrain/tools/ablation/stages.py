@@ -130,8 +130,10 @@ class Pretraining(Stage):
         Raises:
             InputError: the run has other settings than its row.
         """
+        if not is_finished(self.config, self.explicit_keys):
+            return False
         self.check_settings()
-        return is_finished(self.config, self.explicit_keys)
+        return True
 
     def evaluations(self) -> list[dict[str, Any]]:
         """Return the records of metrics.jsonl with a validation loss.

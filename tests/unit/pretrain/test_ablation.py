@@ -730,21 +730,3 @@ def test_printed_commands_are_quoted(write, capsys):
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("torchrun --standalone --nproc_per_node 2 ") and "optim.lr=0.25" in first
     assert "'eval.sentences=[a ____ b]'" in second
-
-
-def test_an_unfinished_run_with_other_settings_than_its_row_is_refused(write):
-    write_metrics("other", 1, [9.0, 5.5])
-    (run,) = (run for run in Ablation(write({"plain": [], "other": ["model.mem_len=4"]})).runs if run.row == "other")
-    save_config(dataclasses.replace(run.config, seed=run.seed), run.folder / "config.yaml")
-    assert not run.is_finished()
-    (changed,) = (
-        run for run in Ablation(write({"plain": [], "other": ["model.mem_len=2"]})).runs if run.row == "other"
-    )
-    with pytest.raises(ValueError, match=r"row other: model.mem_len=2 is invalid: .* was trained with model.mem_len=4"):
-        changed.is_finished()
-
-
-def test_a_row_with_another_text_needs_its_own_store(write):
-    with pytest.raises(ValueError, match=r"text.max_chars in the row tenth is invalid: .* set data.store_dir"):
-        Ablation(write({"full": [], "tenth": ["text.max_chars=1500"]}))
-    assert Ablation(write({"full": [], "tenth": ["text.max_chars=1500", "data.store_dir=stores/tenth"]}))
