@@ -91,16 +91,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from xlpre import load
     from xlpre.common.messages import counted
-    from xlpre.inference.cloze import encode_cloze, format_result
-    from xlpre.inference.filling import BEAM, check_objective, format_fillings, format_pieces
+    from xlpre.inference.cloze import TOP_K, encode_cloze, format_result
+    from xlpre.inference.filling import BEAM, format_fillings, format_pieces
 
     lm = load(args.model, args.device)
-    check_objective(lm.objective)
-    top = 5 if args.top is None else args.top
+    top = args.top or TOP_K
     names = ("order", "length_penalty", "num_samples", "temperature", "seed")
     settings = {name: value for name in names if (value := getattr(args, name)) is not None}
-    if args.beam is not None or top > BEAM:
-        settings["beam"] = max(args.beam or BEAM, top)
+    settings["beam"] = max(args.beam or BEAM, top)
     options = [each.split(",") for each in args.options] if args.options else None
     for text in args.text:
         cloze = encode_cloze(text, lm.tokenizer)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from xlpre.common.errors import InputError
 from xlpre.conversion.model_folder import load_folder
-from xlpre.inference.cloze import ClozeResult, predict_blanks
+from xlpre.inference.cloze import TOP_K, ClozeResult, predict_blanks
 from xlpre.inference.embeddings import embed
 from xlpre.inference.evaluation import Evaluation, HeldOutText, evaluate
 from xlpre.inference.filling import Filling, fill
@@ -69,7 +69,7 @@ class PretrainedModel:
         """Device of the weights."""
         return self.model.backbone.device
 
-    def predict_blanks(self, text: str, top_k: int = 5) -> ClozeResult:
+    def predict_blanks(self, text: str, top_k: int = TOP_K) -> ClozeResult:
         """Predict each missing piece of a text independently."""
         check_fills_blanks(self.objective)
         return predict_blanks(self.model, self.tokenizer, text, top_k)

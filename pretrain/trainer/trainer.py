@@ -190,7 +190,7 @@ class Trainer:
     def store_memory(self, micro_step: int, batch: Batch, memory: Memory) -> None:
         """Keep the memory after a batch for the next window of its lanes."""
         # if the gradients of this step are not finite either, the run ends and dumps these inputs
-        if self.progress.consecutive_skips + 1 == self.config.train.max_skipped_steps:
+        if self.progress.consecutive_skips + 1 >= self.config.train.max_skipped_steps:
             self._debug_inputs.append((batch, self.memories[micro_step]))
         self.memories[micro_step] = memory
 

@@ -7,6 +7,7 @@ override those of the other file.
 from __future__ import annotations
 
 import dataclasses
+import io
 import itertools
 import math
 import os
@@ -210,8 +211,9 @@ def _read_yaml(path: Path, extending: tuple[Path, ...]) -> DictConfig:
     if path.resolve() in extending:
         raise InputError(f"{path}: the file extends itself, directly or through another file. Remove one `extends`.")
     try:
-        settings = OmegaConf.load(path)
-        _check_numbers(path)
+        text = path.read_text("utf-8")
+        _check_numbers(path, text)
+        settings = OmegaConf.load(io.StringIO(text))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file. The presets are in configs/.") from None
     except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
@@ -232,11 +234,14 @@ def _read_yaml(path: Path, extending: tuple[Path, ...]) -> DictConfig:
     return OmegaConf.merge(base_settings, settings)  # type: ignore[return-value]
 
 
-def _check_numbers(path: Path) -> None:
-    """Raise InputError if a value in a YAML file looks like a decimal number, but YAML reads it as another one."""
-    pending = [yaml.compose(path.read_text("utf-8"), Loader=yaml.SafeLoader)]
+def _check_numbers(path: Path, text: str) -> None:
+    """Raise InputError if a value in the text of a YAML file looks like a decimal number, but YAML reads it as another one."""
+    pending, seen = [yaml.compose(text, Loader=yaml.SafeLoader)], set[int]()
     while pending:
         node = pending.pop()
+        if id(node) in seen:  # an alias
+            continue
+        seen.add(id(node))
         if isinstance(node, yaml.MappingNode):
             pending += [value for _, value in node.value]
         elif isinstance(node, yaml.SequenceNode):

@@ -176,11 +176,7 @@ def _assemble(
             raise EmptySplitError(empty_text_message(config))
         for split, writer in writers.items():
             if not writer.n_tokens and config.val_source is not None:
-                if (
-                    n_documents
-                    and config.deduplicate
-                    and any(task.split == "train" and task.shards() for task in tasks)
-                ):
+                if config.deduplicate and any(task.split == "train" and task.shards() for task in tasks):
                     raise EmptySplitError(
                         f"{config.source_key} is invalid: all of its documents are also in text.val_source. "
                         "Name other text for one of them."

@@ -373,7 +373,7 @@ def evaluate(
         report_progress: called after each unit of work with the number of units done and the number of all units.
 
     Raises:
-        InputError: there is no text, the text is too short, the mode does not fit the objective, or another argument is invalid.
+        InputError: the text is empty or too short, the mode does not fit the objective, or another argument is invalid.
     """
     objective = resolve_objective(objective, model.backbone.two_streams)
     if not isinstance(texts, HeldOutText):
@@ -442,7 +442,7 @@ def encode_text(
         max_tokens: stop after the first document with which the text has this many tokens.
 
     Raises:
-        InputError: there is no text.
+        InputError: the text is empty.
     """
     dtype = encoded_documents.token_dtype(tokenizer)
     encoded: list[encoded_documents.EncodedDocs] = []

@@ -251,7 +251,8 @@ def encode_texts(
         if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
             problem = "a text needs at least one token" if not ids.size else "it must be a text or its token ids"
             raise InputError(f"{name_of_text(index)}={text!r:.60} is invalid: {problem}. Correct or remove it.")
-        check_token_ids(ids, tokenizer)
+        if not isinstance(text, str):
+            check_token_ids(ids, tokenizer)
         encoded.append(ids.astype(np.int64))
     return encoded
 

@@ -201,7 +201,7 @@ def read_documents(config: TextConfig, key: str | None = None) -> Iterator[Docum
         key: see `list_units`.
 
     Raises:
-        InputError: a file cannot be read, or there is no text.
+        InputError: a file cannot be read, or the sources contain no text.
     """
     document = None
     for units in list_units(config, key):
@@ -234,13 +234,12 @@ def sample_lines(config: TextConfig, n_chars: int) -> list[str]:
     groups = list_units(config)
     groups = groups[:: -(-len(groups) // MAX_SAMPLED_GROUPS)]
     share = -(-n_chars // len(groups))
+    # max_chars also divides a verbatim text into documents of this size
+    limited = dataclasses.replace(config, max_chars=min(share, config.max_chars or share))
     lines: list[str] = []
     for group in groups:
         size = 0
-        # max_chars also divides a verbatim text into documents of this size
-        limited = dataclasses.replace(config, max_chars=min(share, config.max_chars or share))
-        documents = read_units(group, limited, ByteCounter())
-        for line in chain.from_iterable(documents):
+        for line in chain.from_iterable(read_units(group, limited, ByteCounter())):
             if size >= share:
                 break
             lines.append(line[: share - size])

@@ -215,10 +215,7 @@ class Tokenizer(ABC):
     def _check_ids(self, ids: Iterable[int]) -> list[int]:
         """Return token ids as a list without special tokens besides <unk> and <eop>. Raise InputError if one is too large."""
         ids = [int(i) for i in ids if i >= special_tokens.EOP or i == special_tokens.UNK]
-        if ids and max(ids) >= len(self):
-            raise InputError(
-                f"token id {max(ids)} is invalid: ids are 0 to {len(self) - 1}. Use the vocabulary that encoded the text."
-            )
+        check_token_ids(np.array(ids), self)
         return ids
 
 

@@ -21,26 +21,22 @@ OWNED_KEYS = {
     "bf16": "train.precision",
     "fp16": "train.precision",
 }
-# all other keys that DeepSpeed 0.19.8 reads; a test compares them with the installed version
-KNOWN_KEYS = frozenset(
-    (  # noqa: SIM905 - one key a line would be a page
-        "activation_checkpointing aio amp autotuning checkpoint comet comms_logger communication_data_type compile "
-        "compression_training csv_monitor curriculum_learning data_efficiency data_types dataloader_drop_last datastates_ckpt "
-        "disable_allgather disable_python_gc dump_state eigenvalue elasticity expert_parallel flops_profiler "
-        "gradient_allreduce_op gradient_predivide_factor graph_harvesting hybrid_engine log_level "
-        "memory_breakdown nebula pipeline prescale_gradients progressive_layer_drop "
-        "quantize_training seq_parallel_communication_data_type sequence_parallel_size sparse_attention sparse_gradients "
-        "steps_per_print tensor_parallel tensorboard timers torch_autocast use_data_before_expert_parallelism "
-        "vocabulary_size wall_clock_breakdown wandb weight_quantization zero_allow_untested_optimizer "
-        "zero_force_ds_cpu_optimizer zero_optimization"
-    ).split()
-)
 # features of DeepSpeed that need another training loop or another model
 UNSUPPORTED_KEYS = frozenset(
+    (  # noqa: SIM905 - one key a line would be a page
+        "amp autotuning compression_training curriculum_learning data_efficiency eigenvalue elasticity expert_parallel "
+        "hybrid_engine pipeline progressive_layer_drop quantize_training sequence_parallel_size sparse_attention "
+        "tensor_parallel use_data_before_expert_parallelism weight_quantization"
+    ).split()
+)
+# all other keys that DeepSpeed 0.19.8 reads; a test compares them with the installed version
+KNOWN_KEYS = UNSUPPORTED_KEYS | frozenset(
     (  # noqa: SIM905
-        "amp autotuning compression_training curriculum_learning data_efficiency eigenvalue elasticity expert_parallel hybrid_engine "
-        "pipeline progressive_layer_drop quantize_training sequence_parallel_size sparse_attention tensor_parallel "
-        "use_data_before_expert_parallelism weight_quantization"
+        "activation_checkpointing aio checkpoint comet comms_logger communication_data_type compile csv_monitor data_types "
+        "dataloader_drop_last datastates_ckpt disable_allgather disable_python_gc dump_state flops_profiler "
+        "gradient_allreduce_op gradient_predivide_factor graph_harvesting log_level memory_breakdown nebula prescale_gradients "
+        "seq_parallel_communication_data_type sparse_gradients steps_per_print tensorboard timers torch_autocast "
+        "vocabulary_size wall_clock_breakdown wandb zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization"
     ).split()
 )
 OFFLOAD_GROUPS = ("offload_optimizer", "offload_param")  # keys of zero_optimization
@@ -62,7 +58,10 @@ def check_overrides(overrides: Mapping[str, Any]) -> None:
         if key in UNSUPPORTED_KEYS:
             raise InputError(f"deepspeed.{key} is invalid: xlpre does not support this feature. Leave it out.")
         if key not in KNOWN_KEYS:
-            suggestion = suggest_key(key, sorted(KNOWN_KEYS)) or "see the configuration reference of DeepSpeed"
+            suggestion = (
+                suggest_key(key, sorted(KNOWN_KEYS - UNSUPPORTED_KEYS))
+                or "see the configuration reference of DeepSpeed"
+            )
             raise InputError(f"deepspeed.{key} is invalid: DeepSpeed has no such setting; {suggestion}")
     zero = overrides.get("zero_optimization", {})
     _check_mapping("deepspeed.zero_optimization", zero, "stage: 2")

@@ -98,7 +98,7 @@ class Progress:
         self.step += 1
         previous, self.skipped_steps = self.skipped_steps, int(self.engine.skipped_steps)  # equal on all processes
         self.consecutive_skips = self.consecutive_skips + 1 if self.skipped_steps > previous else 0
-        if self.consecutive_skips == self.train.max_skipped_steps:
+        if self.consecutive_skips >= self.train.max_skipped_steps:  # more, if a resumed run has a lower limit
             self._writer.finish()
             hint = on_too_many_skips()
             raise InputError(

@@ -203,7 +203,7 @@ class Ablation:
             raise InputError(
                 f"--only-pretraining is invalid with model={config.model} in {path}: nothing is pretrained. Leave it out."
             )
-        self._words = {
+        self._cli_args = {
             name: check_cli_args(f"{path}: evaluate.{kind}.{name}", kind, text)
             for kind, texts in (("pairs", config.evaluate.pairs), ("text", config.evaluate.text))
             for name, text in texts.items()
@@ -272,7 +272,7 @@ class Ablation:
         if run or (seed == self.seeds[0] and values.get("from_scratch", "false") == "false"):
             for names, kind in ((config.evaluate.pairs, PairsEvaluation), (config.evaluate.text, TextEvaluation)):
                 stages += [
-                    kind(row, seed, folder / "evaluate" / name, name, model, pretraining, self._words[name])
+                    kind(row, seed, folder / "evaluate" / name, name, model, pretraining, self._cli_args[name])
                     for name in names
                 ]
         seeds = range(1, config.finetune.seeds + 1) if run else [seed]

@@ -158,6 +158,12 @@ def test_a_value_that_yaml_reads_as_another_one_is_refused(tmp_path, content, me
         load_config(PretrainConfig, tmp_path / "a.yaml")
 
 
+def test_an_alias_that_contains_itself_is_refused(tmp_path):
+    (tmp_path / "a.yaml").write_text("deepspeed: &x {a: *x}")
+    with pytest.raises(ValueError, match="a.yaml: cannot be read as YAML"):
+        load_config(PretrainConfig, tmp_path / "a.yaml")
+
+
 def test_a_file_that_extends_itself_is_refused(tmp_path):
     (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
     (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
