@@ -88,7 +88,7 @@ def smallest_detectable(values: Sequence[float]) -> float:
     """Return the smallest true mean that a paired t-test of as many values with the same spread detects with a probability of POWER.
 
     Approximation with quantiles of Student's t distribution: (t of (1 + CONFIDENCE) / 2, plus t of POWER) standard errors. With two or
-    three values, `bootstrap_interval` finds it with a probability of 0.73 instead of 0.8.
+    three values, `bootstrap_interval` finds it a little less often.
     """
     n = len(values)
     quantiles = t_quantile((1 + CONFIDENCE) / 2, n - 1) + t_quantile(POWER, n - 1)
