@@ -204,8 +204,7 @@ class Trainer:
         """Start writing a checkpoint while training continues. Every process must call this method."""
         manifest = {
             **self._manifest,
-            "train_seconds": self.progress.train_seconds,
-            "consecutive_skips": self.progress.consecutive_skips,
+            **self.progress.state,
             "best": self.best,
             "evaluations_without_improvement": self._n_without_improvement,
             "evaluation_due": self._evaluation_due,

@@ -228,17 +228,15 @@ class Trainer:
     def save(self) -> None:
         """Start to write a checkpoint, while training continues. Every process must call it."""
         with self.logger.paused():
-            step, train_seconds = self.progress.step, self.progress.train_seconds
             progress = {
-                "train_seconds": train_seconds,
-                "consecutive_skips": self.progress.consecutive_skips,
+                **self.progress.state,
                 "tokens": self.tokens,
                 "best_val_loss": self._best_loss,
                 "evaluation_due": self._evaluation_due,
             }
             memories = [(lanes, x.hidden, x.valid) for lanes, x in zip(self._lanes, self.memories, strict=True)]
             self.writer.begin(
-                step,
+                self.progress.step,
                 self.engine,
                 [] if self.config.train.save_memory == "none" else memories,
                 {**self._manifest, **progress},

@@ -57,6 +57,11 @@ class Progress:
         return self.train_seconds / (self.train.hours * 3600) if self.train.hours else 0.0
 
     @property
+    def state(self) -> dict[str, Any]:
+        """Values that a checkpoint stores for the next start, besides those that CheckpointWriter adds: step and skipped steps."""
+        return {"train_seconds": self.train_seconds, "consecutive_skips": self.consecutive_skips}
+
+    @property
     def is_finished(self) -> bool:
         """True after the last step, or when the time budget is spent."""
         return self.step >= self.train.steps or self.time_fraction >= 1
