@@ -3,7 +3,7 @@
 Each row of an ablation file is a pretraining run with a few changed settings, which the file may also evaluate and fine-tune. --run skips
 finished runs and resumes stopped runs. Then it writes a comparison to table.md, table.csv, results.jsonl and pictures in runs/NAME, where
 NAME is the name of the file without its suffix. With --rows, the names of these files start with subset_. Settings on the command line
-apply to the pretraining of every row.
+apply to the pretraining of every row; settings of a row win over them.
 
 Examples:
   python pretrain/ablate.py configs/ablations/objectives.yaml --print
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pretrain.tools.ablation.plan import Ablation
     from pretrain.tools.ablation.stages import Stage
 
+SLURM_SCRIPT = "pretrain/slurm.sh"
 COMMON = ("data.store_dir", "tokenizer.path", "train.steps", "train.hours", "train.global_batch_size", "eval.every")
 
 
@@ -84,6 +85,10 @@ def _write_jobs(ablation: Ablation, args: argparse.Namespace) -> None:
     from pretrain.tools.job_array import finishing_job, job_array
     from xlpre.common.files import write_text
 
+    if not Path(SLURM_SCRIPT).exists():
+        raise InputError(
+            f"--submit is invalid in the folder {Path.cwd()}: the jobs start {SLURM_SCRIPT}. Change to the folder of the repository first."
+        )
     file, array, finish = str(args.ablation), ablation.folder / "array.sh", ablation.folder / "finish.sh"
     runs = [run.args for run in ablation.runs]
     if runs:
@@ -121,6 +126,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     compared = ablation
     if args.seeds is None and ablation.last_seed > ablation.num_seeds:  # earlier commands had more seeds
         compared = Ablation(args.ablation, args.overrides, args.rows, ablation.last_seed, args.only_pretraining)
+    if not args.print and (note := ablation.ignored_overrides):
+        print(note)
     commands = [_command(stage, args.processes) for stage in ablation.stages]
     if args.print:
         print("\n".join(shlex.join(command.argv) for command in commands))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from pretrain.config import PretrainConfig
-from xlpre.common.messages import counted
+from xlpre.common.messages import as_yaml, counted
 from xlpre.config.cli import ExplicitKeys
 from xlpre.data.store import TokenStore
+from xlpre.text.corpus import TextConfig
 
 MIN_VAL_DOCUMENTS = 16  # validation documents below which a warning is printed
 
@@ -69,3 +72,21 @@ def ignored_vocab_size(config: PretrainConfig, n_pieces: int, explicit_keys: Exp
         f"note: tokenizer.vocab_size={size} is ignored: the existing vocabulary has {n_pieces} pieces. Leave it out, or make a "
         "vocabulary and a store under another name."
     )
+
+
+def ignored_text_settings(config: PretrainConfig, built: TextConfig, explicit_keys: ExplicitKeys) -> str:
+    """Return a note if the command line sets other `text` settings than those of the token store; else an empty string.
+
+    Args:
+        config: settings of the run.
+        built: settings of the text with which the store was built.
+        explicit_keys: keys that the user set. If only the config file sets other text, there is no note.
+    """
+    for field in dataclasses.fields(TextConfig):
+        key, value, before = f"text.{field.name}", getattr(config.text, field.name), getattr(built, field.name)
+        if key in explicit_keys.args and value != before and field.name != "num_processes":
+            return (
+                f"note: {key}={as_yaml(value)} is ignored: the token store was built with {key}={as_yaml(before)}. Leave it out, or "
+                "prepare another store."
+            )
+    return ""

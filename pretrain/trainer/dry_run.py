@@ -50,7 +50,7 @@ def dry_run(config: PretrainConfig, explicit_keys: ExplicitKeys) -> None:
     if is_rank_zero():
         resolved = inputs.weight_init.resolve_config()
         sizes = _describe_sizes(resolved, len(inputs.store.train))
-        notes = [inputs.vocabulary_note, backward_text_warning(config), long_warmup_warning(config)]
+        notes = [*inputs.notes, backward_text_warning(config), long_warmup_warning(config)]
         lines = "".join(f"# {note}\n" for note in notes if note)
         print(f"{to_yaml(resolved)}{sizes}{_describe_processes(config)}{lines}# {start}", flush=True)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config import PretrainConfig, changed_settings
-from pretrain.trainer.config_warnings import ignored_vocab_size
+from pretrain.trainer.config_warnings import ignored_text_settings, ignored_vocab_size
 from pretrain.trainer.weight_init import WeightInit
 from xlpre.common.errors import InputError
 from xlpre.config.cli import NO_EXPLICIT_KEYS, ExplicitKeys
@@ -32,13 +32,13 @@ class RunInputs:
 
     Args:
         config: settings of the run.
-        explicit_keys: keys that the user set, see WeightInit and `ignored_vocab_size`.
+        explicit_keys: keys that the user set, see WeightInit and `ignored_text_settings`.
 
     Attributes:
         store: the token store.
         tokenizer: the vocabulary of the store.
         weight_init: initial weights, and the shape of the model.
-        vocabulary_note: result of `ignored_vocab_size`.
+        notes: notes about settings of the command line that have no effect.
         objective: the pretraining objective.
         loader: loader of training batches.
         manifest: settings that must be equal when the run resumes. The learning rate and its schedule, the length of the run, the number of
@@ -55,7 +55,11 @@ class RunInputs:
         _check_format(config)
         self.store, self.tokenizer = _open_store(config)
         self.weight_init = WeightInit(config, self.store, self.tokenizer, explicit_keys)
-        self.vocabulary_note = ignored_vocab_size(config, len(self.tokenizer), explicit_keys)
+        notes = (
+            ignored_vocab_size(config, len(self.tokenizer), explicit_keys),
+            ignored_text_settings(config, self.weight_init.resolve_config().text, explicit_keys),
+        )
+        self.notes = [note for note in notes if note]
         self.objective = build_objective(config.objective, config.data, self.tokenizer.starts_word)
         lanes = _train_lanes(config, self.store, self.weight_init.model_config.mem_len)
         self.loader = Loader(lanes, config.data, self.objective, config.seed)

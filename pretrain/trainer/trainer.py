@@ -388,7 +388,7 @@ class Trainer:
             start += "; the eval settings changed: validation losses are not comparable with earlier ones, and best/ starts again"
         notes = [
             f"note: {self.store.upgrade_note}" if self.store.upgrade_note else "",
-            self._inputs.vocabulary_note,
+            *self._inputs.notes,
             target_fraction_note(config),
             small_validation_text_warning(self._resolved, self.store),
             backward_text_warning(config),

@@ -142,6 +142,10 @@ def test_rows_are_pretrained_evaluated_and_fine_tuned_and_only_changed_stages_ru
     content["common"].append("train.max_failed_saves=9")
     ablation.write_text(json.dumps(content))
     assert "8 runs, 8 of them finished already" in run(*command, cwd=tmp_path).stdout
+    renamed = ablation.rename(tmp_path / "renamed.yaml")
+    (tmp_path / "runs/tiny").rename(tmp_path / "runs/renamed")
+    assert "8 runs, 8 of them finished already" in run(SCRIPT, renamed, *command[2:], cwd=tmp_path).stdout
+    (tmp_path / "runs/renamed").rename(tmp_path / "runs/tiny")
     content["common"].append("train.steps=4")  # other weights
     ablation.write_text(json.dumps(content))
     result = run(*command, cwd=tmp_path)

@@ -53,6 +53,12 @@ def test_a_dry_run_reports_a_vocabulary_size_that_is_ignored(make_args, dry_run)
     assert "# note: tokenizer.vocab_size=500 is ignored" in dry_run(*make_args(), "tokenizer.vocab_size=500")
 
 
+def test_a_dry_run_reports_text_settings_that_are_ignored(make_args, dry_run):
+    output = dry_run(*make_args(), "text.deduplicate=true", "text.num_processes=1")
+    assert "# note: text.deduplicate=true is ignored: the token store was built with text.deduplicate=false." in output
+    assert "is ignored" not in dry_run(*make_args(), "text.deduplicate=false")
+
+
 def test_a_dry_run_warns_of_a_causal_model_that_reads_backward(make_args, dry_run):
     causal = ["objective.name=causal", "data.reuse_len=32"]
     assert "# warning: every second row of the batch is read from right to left" in dry_run(*make_args(), *causal)

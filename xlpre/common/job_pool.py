@@ -86,10 +86,9 @@ def run_all(commands: Sequence[Command], jobs: int | None = None, processes: int
             for slot in range(jobs):
                 if slot in running or signals:
                     continue
-                command = next((command for command in waiting if missing.isdisjoint(command.needs)), None)
+                command = _pop_unfinished(waiting, missing)
                 if command is None:
                     break
-                waiting.remove(command)
                 command.prepare()
                 child = _start(command, slot, jobs, gpus[slot * processes :][:processes])
                 running[slot] = (command, child, time.monotonic())
@@ -191,6 +190,20 @@ def _unfinished(commands: Sequence[Command]) -> list[Command]:
         if any(folder in unfinished for folder in command.needs) or not command.is_finished():
             unfinished[command.folder] = command
     return list(unfinished.values())
+
+
+def _pop_unfinished(waiting: list[Command], missing: set[Path]) -> Command | None:
+    """Remove the first command that can start from `waiting`, and return it; None if none can.
+
+    Commands that another process has finished in the meantime are removed from `waiting` and `missing`.
+    """
+    while command := next((command for command in waiting if missing.isdisjoint(command.needs)), None):
+        waiting.remove(command)
+        if not command.is_finished():
+            return command
+        missing.discard(command.folder)
+        print(f"{_name(command)}: finished already", flush=True)
+    return None
 
 
 def _last_line(folder: Path) -> str:

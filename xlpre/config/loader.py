@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar, get_origin
 
 import yaml
 from omegaconf import BooleanNode, DictConfig, ListConfig, OmegaConf, StringNode
@@ -335,8 +335,7 @@ def _check_kind(default: Any, value: Any, key: str, origin: str) -> None:
     is_null = default._is_optional() and value._is_none()
     for kind, rule in ((ListConfig, "a list such as [a, b]"), (DictConfig, "a mapping such as {a: 1, b: 2}")):
         if not is_null and isinstance(default, kind) and not isinstance(value, kind) and not value._is_interpolation():
-            is_item = kind is ListConfig and not isinstance(value, DictConfig) and value._value() not in (None, "")
-            remedy = f" Set {key}=[{value._value()}]." if is_item else ""
+            remedy = _list_remedy(key, value) if kind is ListConfig else ""
             raise InputError(f"{prefix}{setting} it must be {rule}.{remedy}")
     if isinstance(default, BooleanNode) and type(value._value()) is int and value._value() not in (0, 1):
         raise InputError(f"{prefix}{setting} it must be true or false.")
@@ -348,6 +347,38 @@ def _check_kind(default: Any, value: Any, key: str, origin: str) -> None:
             item: Any = value._get_node(name)
             if ":" in str(name) and item._is_none():  # YAML reads {a:1} as the key `a:1`
                 raise InputError(f"{origin}: {name!r} in {key} has no value. Put a space after its colon.")
+            if not isinstance(name, str):
+                raise InputError(f"{origin}: the name {name!r} in {key} is invalid: it must be text. Put it in quotes.")
+            if get_origin(default._metadata.element_type) is list:
+                if not isinstance(item, ListConfig):
+                    raise InputError(
+                        f"{origin}: {key}.{name}={as_yaml(_plain(item))} is invalid: it must be a list such as [a, b]."
+                        f"{_list_remedy(f'{key}.{name}', item)}"
+                    )
+                _check_entries(item, f"{key}.{name}", origin)
+    if isinstance(value, ListConfig) and not (value._is_none() or value._is_interpolation()):
+        _check_entries(value, key, origin)
+
+
+def _check_entries(values: ListConfig, key: str, origin: str) -> None:
+    """Raise InputError if an entry of a list is a list or a mapping, as `optim.lr: 1` is in YAML."""
+    for index in range(len(values)):
+        entry = values._get_node(index)
+        if isinstance(entry, DictConfig | ListConfig):
+            raise InputError(
+                f"{origin}: the entry {_plain(entry)} of {key} is invalid: it must be text or a number. Put it in quotes."
+            )
+
+
+def _list_remedy(key: str, value: Any) -> str:
+    """Return the remedy for a list setting that is a single value; empty for null, empty text or a mapping."""
+    is_item = not isinstance(value, DictConfig) and value._value() not in (None, "")
+    return f" Set {key}=[{as_yaml(value._value())}]." if is_item else ""
+
+
+def _plain(node: Any) -> Any:
+    """Return the value of a node without classes of OmegaConf."""
+    return OmegaConf.to_container(node) if isinstance(node, DictConfig | ListConfig) else node._value()
 
 
 def _check_finite(value: Any, key: str = "") -> None:

@@ -86,6 +86,7 @@ class Measure:
 
     Attributes:
         is_loss: True for a loss in nats, which is lower for better models; False for a score in percent.
+        base_row: first row of the ablation, with which the others are compared.
         is_main: False for further metrics of a task, which the tables for reading leave out.
         values: values by row and seed. The value of a fine-tuning is the mean over its seeds.
         finetuned: scores of a fine-tuning by row, seed of the row, and seed of the fine-tuning.
@@ -96,6 +97,7 @@ class Measure:
     """
 
     is_loss: bool
+    base_row: str
     is_main: bool = True
     values: dict[str, dict[int, float]] = field(default_factory=dict)
     finetuned: dict[str, dict[int, dict[int, float]]] = field(default_factory=dict)
@@ -109,24 +111,19 @@ class Measure:
         """Decimals of a value in a table."""
         return 3 if self.is_loss else 1
 
-    @property
-    def base_row(self) -> str:
-        """First row that has values, with which the others are compared."""
-        return next(iter(self.values))
-
     def difference(self, row: str) -> Difference | None:
         """Compare a row with the base by seed; None for the base, rows that cannot be compared, or rows without a common seed.
 
         With one common seed of the rows, the seeds of their fine-tuning are compared.
         """
-        base_row = self.base_row
-        if row == base_row or row in self.not_comparable or row not in self.values:
+        if row == self.base_row or row in self.not_comparable:
             return None
-        difference = paired_difference(self.values[row], self.values[base_row])
+        values, base = self.values.get(row, {}), self.values.get(self.base_row, {})
+        difference = paired_difference(values, base)
         if difference is None or difference.n_pairs > 1 or not self.finetuned:
             return difference
-        seed = next(seed for seed in self.values[row] if seed in self.values[base_row])
-        of_finetuning = paired_difference(self.finetuned[row][seed], self.finetuned[base_row][seed])
+        seed = next(seed for seed in values if seed in base)
+        of_finetuning = paired_difference(self.finetuned[row][seed], self.finetuned[self.base_row][seed])
         return of_finetuning and dataclasses.replace(of_finetuning, of_finetuning=True)
 
     def format(self, row: str) -> str:
@@ -180,33 +177,34 @@ def read_failures(ablation: Ablation) -> list[dict[str, str]]:
 
 def read_measures(ablation: Ablation) -> dict[str, Measure]:
     """Read the measures of the rows by name: validation loss, minimal pairs, and the results of the stages after pretraining."""
-    measures: dict[str, Measure] = {}
+    measures = _Measures(ablation.base_row)
     all_results = read_results(ablation)
-    base = next(iter(all_results.values()), [])
     for row, results in all_results.items():
         for result in results:
-            of_run = [_add(measures, LOSS, True, row, result.seed, result.loss)]
+            of_run = [measures.add(LOSS, True, row, result.seed, result.loss)]
             if result.minimal_pairs is not None:
-                of_run.append(_add(measures, PAIRS, False, row, result.seed, result.minimal_pairs))
+                of_run.append(measures.add(PAIRS, False, row, result.seed, result.minimal_pairs))
             for measure in () if result.is_finished else of_run:
                 measure.unfinished.setdefault(row, set()).add(result.seed)
-        if not is_comparable(results, base):
+        if not is_comparable(results, all_results.get(ablation.base_row, ())):
             measures[LOSS].not_comparable.add(row)
-    text_targets: dict[str, tuple[Any, ...]] = {}  # of the first row of each text
+    text_targets: dict[str, tuple[Any, ...]] = {}  # of the first row, for each text
     rows = list(ablation.rows)
     for stage in sorted(ablation.stages, key=lambda stage: rows.index(stage.row)):
         if not isinstance(stage, Evaluation) or not (records := stage.read()):
             continue
         for record in records:
             if isinstance(stage, PairsEvaluation):
-                _add(measures, stage.key, False, stage.row, stage.seed, record["accuracy"])
+                measures.add(stage.key, False, stage.row, stage.seed, record["accuracy"])
                 continue
             memory = f", memory {record['mem_len']}" if len(records) > 1 else ""
             name = f"{stage.key}, loss{memory}"
-            _add(measures, name, True, stage.row, stage.seed, record["loss"])
+            measure = measures.add(name, True, stage.row, stage.seed, record["loss"])
             targets = tuple(record.get(key) for key in TARGET_KEYS)
-            if targets != text_targets.setdefault(name, targets):
-                measures[name].not_comparable.add(stage.row)
+            if stage.row == ablation.base_row:
+                text_targets[name] = targets
+            elif text_targets.get(name, targets) != targets:
+                measure.not_comparable.add(stage.row)
     for task in dict.fromkeys(stage.key for stage in ablation.stages if isinstance(stage, Finetuning)):
         for row in ablation.rows:
             _add_task(
@@ -215,13 +213,25 @@ def read_measures(ablation: Ablation) -> dict[str, Measure]:
     return measures
 
 
-def _add(measures: dict[str, Measure], name: str, is_loss: bool, row: str, seed: int, value: float) -> Measure:
-    measure = measures.setdefault(name, Measure(is_loss))
-    measure.values.setdefault(row, {})[seed] = value
-    return measure
+class _Measures(dict[str, Measure]):
+    """Measures by name.
+
+    Args:
+        base_row: first row of the ablation.
+    """
+
+    def __init__(self, base_row: str) -> None:
+        super().__init__()
+        self._base_row = base_row
+
+    def add(self, name: str, is_loss: bool, row: str, seed: int, value: float) -> Measure:
+        """Add a value, and return its measure."""
+        measure = self.setdefault(name, Measure(is_loss, self._base_row))
+        measure.values.setdefault(row, {})[seed] = value
+        return measure
 
 
-def _add_task(measures: dict[str, Measure], stages: Sequence[Finetuning]) -> None:
+def _add_task(measures: _Measures, stages: Sequence[Finetuning]) -> None:
     """Add the metrics of one row on one task, with the learning rate whose mean score over all seeds is highest."""
     by_rate: dict[float | None, dict[int, dict[int, Result]]] = {}
     for stage in stages:
@@ -245,7 +255,7 @@ def _add_task(measures: dict[str, Measure], stages: Sequence[Finetuning]) -> Non
         name = f"{task}, {short}" if is_main_split else f"{task}, {split} {short}"
         for seed, results in by_seed.items():
             scores = {each: 100 * result.metrics[metric] for each, result in results.items()}
-            measure = _add(measures, name, False, row, seed, mean(scores.values()))
+            measure = measures.add(name, False, row, seed, mean(scores.values()))
             measure.is_main = metric == first.main_metric
             measure.finetuned.setdefault(row, {})[seed] = scores
             if measure.is_main and 2 * sum(result.is_at_chance for result in results.values()) > len(results):
@@ -255,7 +265,12 @@ def _add_task(measures: dict[str, Measure], stages: Sequence[Finetuning]) -> Non
 
 
 def is_comparable(results: Sequence[RunResult], base: Sequence[RunResult]) -> bool:
-    """Return True if the runs of two rows have the same objective and targets. Equal targets have equal unigram baselines."""
+    """Return True if the runs of a row have the objective and the targets of the base. Equal targets have equal unigram baselines.
+
+    Without runs of the base, the result is True.
+    """
+    if not base:
+        return True
     same_targets = abs(results[0].last["val_unigram_loss"] - base[0].last["val_unigram_loss"]) < 1e-6
     return same_targets and results[0].objective == base[0].objective
 

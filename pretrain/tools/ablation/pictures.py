@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pretrain.tools.ablation.measures import (
@@ -19,13 +19,17 @@ from pretrain.tools.paired_statistics import CONFIDENCE, Difference
 from xlpre.common.plots import COLORS, new_axes
 
 
-def draw_losses(results: dict[str, list[RunResult]]) -> Any:
+def draw_losses(results: Mapping[str, Sequence[RunResult]], base_row: str) -> Any:
     """Draw the last validation loss of every run: a line of dots per row, sorted by the median, which is written beside it.
 
-    Rows whose loss cannot be compared with that of the first row have hollow dots. Dots beyond the axis are triangles at its end.
+    Rows whose loss cannot be compared with that of the base have hollow dots. Dots beyond the axis are triangles at its end.
+
+    Args:
+        results: results of the runs by row.
+        base_row: row with which the others are compared; it may have no results.
     """
-    base_row, base = next(iter(results.items()))
-    baseline = base[0].last["val_unigram_loss"]
+    base = results.get(base_row, ())
+    baseline = (base or next(iter(results.values())))[0].last["val_unigram_loss"]
     rows = sorted(results, key=lambda row: median_loss(results[row]), reverse=True)  # the best row at the top
     losses = [result.loss for row_results in results.values() for result in row_results if result.loss < math.inf]
     near = [loss for loss in losses if loss < baseline + 2 * MARGIN] or losses or [baseline]
@@ -39,7 +43,8 @@ def draw_losses(results: dict[str, list[RunResult]]) -> Any:
             axes.plot(min(result.loss, high + margin), y, marker, color=COLORS[0], fillstyle=fill, clip_on=False)
         text = f"{median_loss(results[row]):.3f}"
         axes.text(1.03, y, text, transform=axes.get_yaxis_transform(), va="center", fontsize=9)
-    axes.axvline(median_loss(base), color=COLORS[0], linewidth=1, label=f"median of {base_row}")
+    if base:
+        axes.axvline(median_loss(base), color=COLORS[0], linewidth=1, label=f"median of {base_row}")
     if low - margin <= baseline <= high + margin:
         axes.axvline(baseline, color="#b4442c", linestyle="--", linewidth=1, label="unigram baseline")
     is_other = [not is_comparable(results[row], base) for row in rows]
@@ -51,7 +56,8 @@ def draw_losses(results: dict[str, list[RunResult]]) -> Any:
     axes.ticklabel_format(axis="x", useOffset=False)
     axes.set(xlabel="last validation loss, nats per target (at the right: median of the runs)", ylabel="row")
     axes.grid(axis="both", color="#e3e7ee")
-    figure.legend(loc="outside upper right", frameon=False, fontsize=8, ncols=2)
+    if axes.get_legend_handles_labels()[0]:
+        figure.legend(loc="outside upper right", frameon=False, fontsize=8, ncols=2)
     return figure
 
 
@@ -74,8 +80,9 @@ def draw_differences(measures: Mapping[str, Measure]) -> Any:
             axes.plot([each.low, each.high], [y, y], color=color, linewidth=1.5)
             axes.plot(each.mean, y, "o", color=color)
         axes.axvline(0, color="#333333", linewidth=0.8)
-        axes.set_yticks(range(len(rows)), rows)
-        unit = "nats" if measure.is_loss else "percent"
-        axes.set(xlabel=f"{name},\ndifference from {measure.base_row} in {unit}", ylim=(-0.6, len(rows) - 0.4))
+        unit = "nats" if measure.is_loss else "percentage points"
+        labels = [f"{row}\n(fine-tuning seeds only)" if differences[row].of_finetuning else row for row in rows]
+        axes.set_yticks(range(len(rows)), labels)
+        axes.set(xlabel=f"{name},\ndifference from {measure.base_row}, {unit}", ylim=(-0.6, len(rows) - 0.4))
     figure.suptitle(f"mean over seeds, {CONFIDENCE:.0%} intervals; grey: within noise", fontsize=9)
     return figure

@@ -23,7 +23,7 @@ from pretrain.tools.ablation.stages import (
     check_cli_args,
 )
 from xlpre.common.errors import InputError
-from xlpre.config.loader import load_config
+from xlpre.config.loader import keys_in_file, keys_in_override, load_config
 
 ROW_KEYS = ("name", "run_dir", "seed")  # settings that pretrain/ablate.py sets for each run
 TASK_KEYS = (*ROW_KEYS, "num_seeds")  # likewise, of each fine-tuning
@@ -97,6 +97,9 @@ class AblationConfig:
             raise InputError(
                 f"model={self.model} is invalid without finetune.tasks: the rows are fine-tuned from it. Add tasks, or set base."
             )
+        rates = self.finetune.learning_rates
+        if len(set(rates)) < len(rates):
+            raise InputError(f"finetune.learning_rates={rates} is invalid: a value occurs twice. Remove one of them.")
         if self.finetune.seeds < 1 or (self.model and self.finetune.seeds > 1):
             rule = "1 with `model:`, whose seeds are num_seeds" if self.model else "at least 1"
             raise InputError(f"finetune.seeds={self.finetune.seeds} is invalid: it must be {rule}.")
@@ -182,6 +185,8 @@ class Ablation:
         num_seeds: int | None = None,
         only_pretraining: bool = False,
     ) -> None:
+        if not any(key in ("base", "model", "rows") or key.startswith("rows.") for key in keys_in_file(path)):
+            raise InputError(f"{path} is invalid: it is not an ablation, which has `rows:`. See configs/ablations.")
         self._config = config = load_config(AblationConfig, path)
         for row in rows:
             if row not in config.rows:
@@ -191,6 +196,8 @@ class Ablation:
         _check_overrides("", overrides, config.row_keys)
         self.path, self.name, self.base = path, path.stem, Path(_resolve(path, config.base))
         self.rows = {row: changes for row, changes in config.rows.items() if row in (rows or config.rows)}
+        for row, changes in self.rows.items():
+            self._check_text(row, changes)
         self.published = config.published
         self._common, self._overrides = config.common, overrides
         self.num_seeds = config.num_seeds if num_seeds is None else num_seeds
@@ -217,6 +224,11 @@ class Ablation:
                 self.stages += self._following(row, seed, runs.get(row))
 
     @property
+    def base_row(self) -> str:
+        """First row, with which the others are compared."""
+        return next(iter(self.rows))
+
+    @property
     def folder(self) -> Path:
         """Folder of all runs and of the comparison."""
         return Path("runs") / self.name
@@ -226,6 +238,19 @@ class Ablation:
         """Largest seed of the existing run folders; 0 if none exist."""
         names = [path.name.removeprefix("seed_") for row in self.rows for path in (self.folder / row).glob("seed_*")]
         return max((int(name) for name in names if name.isdecimal()), default=0)
+
+    @property
+    def ignored_overrides(self) -> str:
+        """A note about settings on the command line that rows set themselves; empty if there are none."""
+        notes = []
+        for override in self._overrides:
+            key = override.partition("=")[0]
+            rows = [row for row, changes in self.rows.items() if any(key in keys_in_override(x) for x in changes)]
+            if rows:
+                notes.append(
+                    f"note: {override} does not apply to the rows that set {key} themselves: {', '.join(rows)}."
+                )
+        return "\n".join(notes)
 
     def check_inputs(self) -> None:
         """Raise InputError with all problems of the inputs of the stages: texts, vocabularies, models and examples."""
@@ -248,6 +273,16 @@ class Ablation:
                 problems.setdefault(str(error), []).append(origin)
         if problems:
             raise InputError("\n".join(f"{', '.join(origins)}: {problem}" for problem, origins in problems.items()))
+
+    def _check_text(self, row: str, changes: Sequence[str]) -> None:
+        """Raise InputError if a row sets how text is read or encoded, but reads the token store of the other rows."""
+        keys = {key: change for change in changes for key in keys_in_override(change)}
+        for key, change in keys.items():
+            if key.startswith(("text.", "tokenizer.")) and key != "tokenizer.path" and "data.store_dir" not in keys:
+                raise InputError(
+                    f"{self.path}: row {row}: {change} is invalid: it has no effect on the token store of the other rows, which this row "
+                    "reads, too. Prepare another store with it, and set data.store_dir and tokenizer.path in the row."
+                )
 
     def _run(self, row: str, seed: int) -> Pretraining:
         overrides = [*self._common, *self._overrides, *self.rows[row]]

@@ -130,6 +130,7 @@ class Pretraining(Stage):
         Raises:
             InputError: the run has other settings than its row.
         """
+        self.check_settings(with_length=False)  # an unfinished run may be continued to another length
         if not is_finished(self.config, self.explicit_keys):
             return False
         self.check_settings()
@@ -151,9 +152,13 @@ class Pretraining(Stage):
         loss, baseline = (evaluations[-1][key] for key in ("val_loss", "val_unigram_loss"))
         return f"val loss {float('inf') if loss is None else loss:.3f} (unigram baseline {baseline:.3f})"
 
-    def check_settings(self) -> None:
-        """Raise InputError if the run in the folder has other settings than its row."""
-        for key, values in changed_settings(self.config, with_length=True).items():
+    def check_settings(self, with_length: bool = True) -> None:
+        """Raise InputError if the run in the folder has other settings than its row.
+
+        Args:
+            with_length: also compare `train.steps` and `train.hours`.
+        """
+        for key, values in changed_settings(self.config, with_length).items():
             saved, current = map(as_yaml, values)
             raise InputError(
                 f"row {self.row}: {key}={current} is invalid: {self.folder} was trained with {key}={saved}. "
@@ -256,8 +261,8 @@ class Evaluation(ModelStage):
 
     @property
     def settings(self) -> list[str]:
-        """Arguments of the command."""
-        return self.arguments
+        """Command, files and options, without the folders of the model and of the result, which may be moved."""
+        return [self.script, *self.cli_args]
 
     def read(self) -> list[dict[str, Any]]:
         """Return the records of the result; empty if the stage is not finished."""
@@ -392,6 +397,10 @@ class Finetuning(ModelStage):
         """Settings by key, without those that do not change the results."""
         settings = json.loads(json.dumps(dataclasses.asdict(self.config)))
         del settings["task_overrides"]  # they are part of the other values
+        if self.reads_weights:
+            del settings[
+                "init_from"
+            ]  # the checksum of the weights identifies the model, also when its folder was moved
         return {key: value for key, value in _flatten(settings).items() if key not in FREE_SETTINGS}
 
 

@@ -55,18 +55,14 @@ def build_table(ablation: Ablation) -> list[dict[str, str]]:
     results = read_results(ablation)
     if not results:
         raise InputError(f"{ablation.folder} is invalid: it contains no evaluated run. Start the runs with --run.")
-    # if no run of the first row is evaluated yet, the next evaluated row takes its place
-    (base_row, base), *_ = results.items()
+    base = results.get(ablation.base_row, [])
     table = []
     measures = read_measures(ablation)
     for row, row_results in results.items():
         losses, lasts = sorted(result.loss for result in row_results), [result.last for result in row_results]
         beats_at = [result.tokens_to_beat_unigram for result in row_results]
-        comparable = is_comparable(row_results, base)
-        common_tokens = max(set.intersection(*(set(result.losses) for result in (*row_results, *base))))
-        final_difference = median_loss(row_results) - median_loss(base)
-        row_loss, base_loss = (median(r.losses[common_tokens] for r in group) for group in (row_results, base))
         by_seed = measures[LOSS].difference(row)
+        difference, at_equal_tokens = _format_differences(row_results, base)
         table.append(
             {
                 "row": row,
@@ -76,12 +72,8 @@ def build_table(ablation: Ablation) -> list[dict[str, str]]:
                 "training minutes": f"{median(x['train_seconds'] for x in lasts) / 60:.1f}",
                 "validation loss": f"{median(losses):.3f}",
                 "lowest to highest": f"{losses[0]:.3f} to {losses[-1]:.3f}" if len(losses) > 1 else "",
-                f"difference from {base_row}": _format_difference(final_difference) if comparable else NOT_COMPARABLE,
-                "difference at equal tokens": (
-                    f"{_format_difference(row_loss - base_loss)} ({common_tokens / 1e6:.2f} M)"
-                    if comparable and common_tokens
-                    else ""
-                ),
+                f"difference from {ablation.base_row}": difference,
+                "difference at equal tokens": at_equal_tokens,
                 "by seed (95 % interval)": _format_interval(by_seed, 3),
                 "smallest detectable difference": _format_detectable(by_seed, 3),
                 **(
@@ -111,16 +103,16 @@ def build_stage_table(measures: Mapping[str, Measure]) -> list[dict[str, str]]:
     for name, measure in main_measures(measures).items():
         if name in (LOSS, PAIRS):
             continue
-        for row, values in measure.values.items():
+        for index, (row, values) in enumerate(measure.values.items()):
             rate = measure.learning_rates.get(row)
             table.append(
                 {
-                    "measure": name if row == measure.base_row else "",
+                    "measure": "" if index else name,
                     "row": row,
                     "runs": str(len(values)),
                     **({"learning rate": "" if rate is None else f"{rate:g}"} if has_rates else {}),
                     "median": measure.format(row),
-                    "difference from first row, by seed": _format_comparison(measure, row),
+                    f"difference from {measure.base_row}, by seed": _format_comparison(measure, row),
                     "smallest detectable difference": _format_detectable(measure.difference(row), measure.digits),
                 }
             )
@@ -205,7 +197,7 @@ def write_comparison(ablation: Ablation, is_subset: bool = False) -> None:
     write_text(files["results.jsonl"], to_jsonl([*records, *failures]))
     print("\n\n".join(f"{to_text(rows)}\n{notes}" for _, rows, notes in parts if rows))
     figures = {
-        "losses.png": draw_losses(read_results(ablation)) if table else None,
+        "losses.png": draw_losses(read_results(ablation), ablation.base_row) if table else None,
         "differences.png": draw_differences(measures),
     }
     for name, figure in figures.items():
@@ -242,6 +234,18 @@ def _format_runs(results: Sequence[RunResult]) -> str:
     """Return the number of runs, and how many of them are not finished."""
     n_unfinished = sum(not result.is_finished for result in results)
     return f"{len(results)} ({n_unfinished} unfinished)" if n_unfinished else str(len(results))
+
+
+def _format_differences(results: Sequence[RunResult], base: Sequence[RunResult]) -> tuple[str, str]:
+    """Return the difference of the losses from those of the base, at the end and at equal tokens; empty without a base."""
+    if not base:
+        return "", ""
+    if not is_comparable(results, base):
+        return NOT_COMPARABLE, ""
+    at_end = _format_difference(median_loss(results) - median_loss(base))
+    tokens = max(set.intersection(*(set(result.losses) for result in (*results, *base))))
+    loss, base_loss = (median(result.losses[tokens] for result in group) for group in (results, base))
+    return at_end, f"{_format_difference(loss - base_loss)} ({tokens / 1e6:.2f} M)" if tokens else ""
 
 
 def _format_difference(difference: float) -> str:

@@ -72,6 +72,23 @@ def test_processes_that_save_and_stop_under_torchrun_have_not_failed(tmp_path, c
     assert "two: stopped" in capsys.readouterr().out and "saved" in (tmp_path / "two" / "log.txt").read_text()
 
 
+def test_a_command_that_another_process_has_finished_is_not_started(tmp_path, capsys):
+    result = tmp_path / "second" / "result"
+    write = f"from pathlib import Path; Path({str(result.parent)!r}).mkdir(); Path({str(result)!r}).touch()"
+    commands = [
+        Command(tmp_path / "first", ["python", "-c", write], lambda: (tmp_path / "second").exists()),
+        Command(tmp_path / "second", ["python", "-c", "raise SystemExit(1)"], result.exists),
+        Command(tmp_path / "third", ["python", "-c", ""], lambda: False, needs=[tmp_path / "second"]),
+    ]
+    run_all(commands, 1)
+    output = capsys.readouterr().out
+    assert (
+        "second: finished already" in output
+        and "third: started" in output
+        and not (tmp_path / "second/log.txt").exists()
+    )
+
+
 SLEEPERS = """
 import sys
 from pathlib import Path

@@ -14,10 +14,16 @@ from finetune.trainer.results import FORMAT, Result
 from pretrain.ablate import main
 from pretrain.config import PretrainConfig
 from pretrain.tools.ablation.measures import Measure, read_measures, read_results
-from pretrain.tools.ablation.pictures import draw_losses
+from pretrain.tools.ablation.pictures import draw_differences, draw_losses
 from pretrain.tools.ablation.plan import Ablation
 from pretrain.tools.ablation.stages import Finetuning, TextEvaluation
-from pretrain.tools.ablation.table import build_csv_table, build_stage_table, build_table, describe_stages
+from pretrain.tools.ablation.table import (
+    build_csv_table,
+    build_stage_table,
+    build_table,
+    describe_stages,
+    write_comparison,
+)
 from tests.conftest import REPOSITORY
 from xlpre.config.loader import load_config, save_config
 from xlpre.objectives.target_sampling import n_targets_per_part
@@ -245,12 +251,16 @@ def flatten(settings: dict, prefix: str = "") -> dict:
     return flat
 
 
-def test_before_the_first_row_is_evaluated_another_row_is_the_base(write):
+def test_before_the_first_row_is_evaluated_the_others_are_not_compared(write):
     ablation = Ablation(write({"plain": [], "low": ["optim.lr=1e-3"], "high": ["optim.lr=1"]}))
-    write_metrics("low", 1, [9.0, 5.5])
-    write_metrics("high", 1, [9.0, 6.0])
-    low, high = build_table(ablation)
-    assert (low["difference from low"], high["difference from low"]) == ("0.000", "+0.500")
+    write_metrics("low", 1, [9.0, 5.5], val_minimal_pairs=60.0)
+    write_metrics("high", 1, [9.0, 6.0], val_minimal_pairs=70.0)
+    for line in build_table(ablation):
+        columns = ("difference from plain", "difference at equal tokens", "by seed (95 % interval)")
+        assert [line[column] for column in (*columns, "minimal pairs, difference")] == [""] * 4
+    write_comparison(ablation)
+    records = [json.loads(line) for line in Path("runs/some/results.jsonl").read_text().splitlines()]
+    assert {(each["base"], each["difference"]) for each in records} == {("plain", None)} and len(records) == 4
     write_metrics("plain", 1, [9.0, 5.0])
     assert [line["difference from plain"] for line in build_table(ablation)] == ["0.000", "+0.500", "+1.000"]
 
@@ -363,7 +373,7 @@ def test_the_picture_has_a_line_of_dots_per_row_sorted_by_loss(write):
     write_metrics("elsewhere", 1, [9.0, 4.0], unigram=6.5)
     write_metrics("diverged", 1, [9.0, None])
     rows = {row: [f"optim.lr=1e-{n}"] for n, row in enumerate(("plain", "better", "elsewhere", "diverged"), 2)}
-    axes = draw_losses(read_results(Ablation(write(rows, num_seeds=2)))).axes[0]
+    axes = draw_losses(read_results(Ablation(write(rows, num_seeds=2))), "plain").axes[0]
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels == ["diverged", "plain", "better", "elsewhere (not comparable)"]
     dots = [(*line.get_xydata()[0], line.get_marker()) for line in axes.lines if line.get_marker() in ("o", ">")]
@@ -540,19 +550,19 @@ def test_losses_on_other_targets_are_not_compared(write, monkeypatch):
     measure = read_measures(ablation)["books, loss"]
     assert measure.not_comparable == {"masked"} and measure.difference("masked") is None
     assert measure.difference("same").mean == 0
-    cells = [line["difference from first row, by seed"] for line in build_stage_table({"books, loss": measure})]
+    cells = [line["difference from plain, by seed"] for line in build_stage_table({"books, loss": measure})]
     assert cells[0] == "" and "noise" in cells[1] and cells[2] == "not comparable"
 
 
 def test_a_fine_tuning_that_stayed_at_chance_is_marked():
-    measure = Measure(is_loss=False)
+    measure = Measure(is_loss=False, base_row="plain")
     measure.values = {"plain": {1: 80.0, 2: 82.0}, "other": {1: 50.0, 2: 81.0}}
     measure.at_chance = {"other": {1}}
     first, second = build_stage_table({"topics, accuracy": measure})
     assert (first["median"], second["median"]) == ("81.0", "65.5 (1 of 2 at chance)")
     assert (
-        second["difference from first row, by seed"].startswith("-15.5 (")
-        and "noise" in second["difference from first row, by seed"]
+        second["difference from plain, by seed"].startswith("-15.5 (")
+        and "noise" in second["difference from plain, by seed"]
     )
 
 
@@ -596,9 +606,7 @@ def test_each_row_is_compared_at_its_best_learning_rate(write, task, monkeypatch
     }
     plain, other = build_stage_table(measures)  # the main metric only
     assert (plain["learning rate"], other["learning rate"]) == ("0.1", "0.2")
-    assert (
-        other["median"] == "65.0 (1 of 2 at chance)" and "within noise" in other["difference from first row, by seed"]
-    )
+    assert other["median"] == "65.0 (1 of 2 at chance)" and "within noise" in other["difference from plain, by seed"]
     first, second = build_csv_table(ablation, [], measures)
     assert first["topics, f1"] == "36.2" and second["topics, other accuracy"] == "35.0"
     assert second["topics, accuracy, learning rate"] == "0.2" and second["failed"] == ""
@@ -612,7 +620,10 @@ def test_with_one_pretraining_seed_the_interval_is_that_of_the_fine_tuning(write
     measures = read_measures(ablation)
     difference = measures["topics, accuracy"].difference("other")
     assert difference.of_finetuning and difference.n_pairs == 3 and difference.mean == pytest.approx(10)
-    assert build_stage_table(measures)[1]["difference from first row, by seed"].endswith(", fine-tuning seeds only)")
+    assert build_stage_table(measures)[1]["difference from plain, by seed"].endswith(", fine-tuning seeds only)")
+    (axes,) = draw_differences(measures).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["other\n(fine-tuning seeds only)"]
+    assert "percentage points" in axes.get_xlabel()
     assert "seeds of the fine-tuning of one pretrained model" in describe_stages(measures)
 
 
@@ -652,7 +663,7 @@ def test_a_difference_that_rounds_to_zero_has_no_sign_and_does_not_fill_the_pict
     write_metrics("other", 1, [9.0, 5.0])
     ablation = Ablation(write({"plain": [], "other": []}))
     assert [line["difference from plain"] for line in build_table(ablation)] == ["0.000", "0.000"]
-    axes = draw_losses(read_results(ablation)).axes[0]
+    axes = draw_losses(read_results(ablation), ablation.base_row).axes[0]
     left, right = axes.get_xlim()
     assert left < 5.0 < right and right - left > 0.01
     axes.figure.canvas.draw()
@@ -676,6 +687,10 @@ def test_slurm_scripts_start_each_run_and_then_the_other_stages(write, task, cap
     main([str(path), "--print"])
     commands = [shlex.split(line)[2:] for line in capsys.readouterr().out.splitlines() if "/run.py" in line]
     pretraining = [command for command in commands if "finetune" not in " ".join(command)]
+    with pytest.raises(ValueError, match=r"--submit is invalid in the folder .*: the jobs start pretrain/slurm.sh"):
+        main([str(path), "--submit", "--processes", "4"])
+    Path("pretrain").mkdir()
+    Path("pretrain/slurm.sh").touch()
     main([str(path), "--submit", "--processes", "4"])
     count, submit = capsys.readouterr().out.splitlines()
     assert count.startswith("4 pretraining runs and 4 stages after them.")
@@ -710,6 +725,8 @@ def test_only_pretraining_leaves_out_other_stages_also_in_slurm_jobs(write, task
     main([str(path), "--print", "--only-pretraining"])
     commands = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
     assert len(commands) == 2 and all(command[1].endswith("pretrain/run.py") for command in commands)
+    Path("pretrain").mkdir()
+    Path("pretrain/slurm.sh").touch()
     main([str(path), "--submit", "--only-pretraining"])
     assert capsys.readouterr().out.startswith("2 pretraining runs and 0 stages after them.")
     command = Path("runs/some/finish.sh").read_text().splitlines()[-1]
@@ -730,3 +747,58 @@ def test_printed_commands_are_quoted(write, capsys):
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("torchrun --standalone --nproc_per_node 2 ") and "optim.lr=0.25" in first
     assert "'eval.sentences=[a ____ b]'" in second
+
+
+def test_an_unfinished_run_with_other_settings_than_its_row_is_refused(write):
+    write_metrics("other", 1, [9.0, 5.5])
+
+    def run(*changes: str):
+        return Ablation(write({"other": list(changes)})).runs[0]
+
+    first = run("model.mem_len=4")
+    save_config(dataclasses.replace(first.config, seed=first.seed), first.folder / "config.yaml")
+    assert not first.is_finished()
+    assert not run("model.mem_len=4", "train.steps=9").is_finished()  # it can be continued to another length
+    with pytest.raises(ValueError, match=r"row other: model.mem_len=2 is invalid: .* was trained with model.mem_len=4"):
+        run("model.mem_len=2").is_finished()
+
+
+def test_a_row_with_another_text_needs_its_own_store(write):
+    for change in ("text.max_chars=1500", "tokenizer.vocab_size=99", "text={max_chars: 1500}"):
+        with pytest.raises(ValueError, match=r"row tenth: .* is invalid: it has no effect .* set data.store_dir"):
+            Ablation(write({"full": [], "tenth": [change]}))
+    assert Ablation(write({"full": [], "tenth": ["text.max_chars=1500", "data.store_dir=stores/tenth"]}))
+    assert Ablation(write({"full": []}), ["text.max_chars=1500"])
+
+
+def test_settings_of_rows_that_win_over_the_command_line_are_named(write, capsys):
+    path = write({"plain": [], "low": ["optim={lr: 1e-4}"], "lowest": ["optim.lr=1e-5"]})
+    write_metrics("plain", 1, [9.0, 5.0])
+    main([str(path), "--table", "optim.lr=1e-2", "train.log_every=3"])
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first == "note: optim.lr=1e-2 does not apply to the rows that set optim.lr themselves: low, lowest."
+    assert not any("note:" in line for line in others)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            'base: base.yaml\nrows: {a: "optim.lr=1"}',
+            r"rows.a=optim.lr=1 is invalid: it must be a list .* Set rows.a=\[",
+        ),
+        ("base: base.yaml\nrows: {a: [optim.lr: 1]}", r"the entry {'optim.lr': 1} of rows.a is invalid: .* quotes"),
+        ("base: base.yaml\nrows: {a: null}", r"rows.a=null is invalid: it must be a list"),
+        ("base: base.yaml\nrows: {5: []}", r"the name 5 in rows is invalid: it must be text"),
+        ("name: mine", r"some.yaml is invalid: it is not an ablation"),
+        (
+            "base: base.yaml\nrows: {a: []}\nfinetune: {learning_rates: [1e-3, 0.001]}",
+            r"learning_rates=.* occurs twice",
+        ),
+    ],
+)
+def test_a_file_with_values_of_another_kind_is_refused(write, content, message):
+    path = write({})
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        Ablation(path)
