@@ -35,7 +35,7 @@ def print_replay(folder: Path, precision: str | None, device: str | None) -> Non
     model = model_folder.model().to(torch_device, dtype).train()
     precision_names = {value: key for key, value in PRECISIONS.items()}
     print(
-        f"{folder}: step {run.step:,} of {counted(run.world_size, 'process')}, "
+        f"{folder}: step {run.step + 1:,} of {counted(run.world_size, 'process')}, "
         f"{counted(run.n_micro_steps, 'micro-batch')} each; "
         f"run in {precision_names[run.precision]}, replay in {precision_names[dtype]} on {torch_device.type}"
     )

@@ -26,6 +26,11 @@ Record = dict[str, Any]  # one line of metrics.jsonl or samples.jsonl
 
 SUBSET_PREFIX = "subset_"  # of the files that compare some rows of an ablation
 
+CHANGED_TARGETS = (
+    "The eval settings changed during the run. Validation losses before and after a gap in their line are of different targets and cannot "
+    "be compared."
+)
+
 STYLE = """
 :root { color-scheme: light; }
 body { font: 16px/1.5 system-ui, sans-serif; color: #1c2430; background: #fff; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
@@ -64,13 +69,13 @@ def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
     train, val = _read_metrics(run_dir)
     config = load_run_config(run_dir)
     others = [(_run_name(other), _read_metrics(other)[1]) for other in against]
-    for other, (name, records) in zip(against, others, strict=True):
+    for other, (_, records) in zip(against, others, strict=True):
         has_config = (other / "config.yaml").exists()
         same_objective = not has_config or load_run_config(other).objective.name == config.objective.name
         if not same_objective or abs(records[-1]["val_unigram_loss"] - val[-1]["val_unigram_loss"]) > 1e-6:
             difference = "was evaluated on other targets" if same_objective else "has another objective"
             raise InputError(
-                f"--against={name} is invalid: it {difference} than {run_dir.name}, so the losses are not comparable. Leave it out."
+                f"--against={other} is invalid: it {difference} than {run_dir}, so the losses are not comparable. Leave it out."
             )
     figure = _loss_figure(config.name, train, val, others)
     save_figure(figure, run_dir / "loss.png")
@@ -150,6 +155,7 @@ def _page(
             f"text: {escape(' '.join(config.text.sources))}</p><ul class=summary>",
             *(f"<li>{escape(name)}<b>{escape(value)}</b></li>" for name, value in summary.items()),
             f"</ul><h2>Loss</h2><p class=note>{target_fraction_note(config)}</p>",
+            f"<p class=note>{CHANGED_TARGETS}</p>" if len(_segments(val)) > 1 else "",
             loss_svg,
             f"<ul class=note>{_definitions(config)}</ul>",
             "<div class=pair><div><h2>Learning rate</h2>",
@@ -194,11 +200,12 @@ def _loss_figure(name: str, train: list[Record], val: list[Record], others: Sequ
     axes.plot(
         _tokens_m(train), losses, _line_style(losses), color="#9db4d6", linewidth=1, markersize=4, label="training"
     )
-    for (label, records), color in zip([(name, val), *others], itertools.cycle(COLORS), strict=False):
-        losses = [x["val_loss"] for x in records]
-        axes.plot(
-            _tokens_m(records), losses, "o-", color=color, markersize=4, label=legend_label(f"{label}, validation")
-        )
+    for (run, records), color in zip([(name, val), *others], itertools.cycle(COLORS), strict=False):
+        label = f"{run}, validation"
+        for segment in _segments(records):
+            losses = [x["val_loss"] for x in segment]
+            axes.plot(_tokens_m(segment), losses, "o-", color=color, markersize=4, label=legend_label(label))
+            label = ""  # one entry in the legend
     unigram = val[-1]["val_unigram_loss"]
     label = f"unigram baseline ({unigram:.2f}), same targets"
     axes.axhline(unigram, color="#b4442c", linestyle="--", linewidth=1.2, label=label)
@@ -208,6 +215,13 @@ def _loss_figure(name: str, train: list[Record], val: list[Record], others: Sequ
     axes.set_ylabel("loss, nats per target")
     axes.legend(frameon=False)
     return figure
+
+
+def _segments(records: list[Record]) -> list[list[Record]]:
+    """Divide evaluations where their targets change, as they do if a run resumes with other `eval` settings."""
+    return [
+        list(group) for _, group in itertools.groupby(records, key=lambda record: round(record["val_unigram_loss"], 5))
+    ]
 
 
 def _small_plot(records: list[Record], key: str, label: str) -> str:

@@ -66,7 +66,7 @@ class RankDump:
 
 
 def dump_dir(run_dir: Path, step: int) -> Path:
-    """Return the folder for the dump of a step."""
+    """Return the folder for the dump of a step; the first step of a run is 1."""
     return run_dir / PARENT / f"step_{step:08d}"
 
 

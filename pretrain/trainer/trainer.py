@@ -347,22 +347,24 @@ class Trainer:
 
     def _dump_debug_state(self) -> str:
         """Dump the inputs of the last step and the weights, and return a message on how to replay it. Every process must call it."""
-        step = self.progress.step - 1
+        step = self.progress.step
         folder = nonfinite_dump.dump_dir(self.run_dir, step)
         weights = gather_weights(self.engine, keep=is_rank_zero())
-        model = self._model_folder(step, weights) if is_rank_zero() else None
+        model = self._model_folder(step - 1, weights) if is_rank_zero() else None
         metadata = {
             "seed": self.config.seed,
-            "step": step,
+            "step": step - 1,
             "world_size": world_size(),
             "precision": str(self.context.dtype),
         }
         nonfinite_dump.write_rank_dump(folder, rank(), self._debug_inputs, model, metadata)
         self.context.comm.barrier()
-        return (
-            f"Run `python pretrain/replay.py {folder}` to repeat the last of these steps and to find the first value that is not "
-            "finite. The weights in the checkpoints are finite. They are usable if the last validation losses look normal. "
-        )
+        hint = f"Run `python pretrain/replay.py {folder}` to repeat step {step:,} and to find the first value that is not finite. "
+        if checkpoint.list_complete(checkpoints_dir(self.config)):
+            hint += (
+                "The weights in the checkpoints are finite. They are usable if the last validation losses look normal. "
+            )
+        return hint
 
     def _describe(self, saved: Path | None, manifest: dict[str, Any]) -> str:
         """Return the opening lines of a run."""

@@ -178,8 +178,8 @@ def test_invalid_input_is_refused(model, causal, text, documents, store, tmp_pat
     def refuse(*args):
         return call("pretrain/evaluate.py", *args)
 
-    refused(refuse(model, text, "--mode", "causal"), "mode", "causal", r"Set mode=any-order with one order")
-    refused(refuse(causal, text, "--mode", "pll"), "mode", "pll", r"Set mode=causal\.")
+    refused(refuse(model, text, "--mode", "causal"), "mode", "causal", r"Choose any-order with one order")
+    refused(refuse(causal, text, "--mode", "pll"), "mode", "pll", r"Choose causal\.")
     refused(refuse(causal, text, "--mem-len", "0,x"), "--mem-len", "0,x", r"such as 0,64,128")
     refused(refuse(causal, text, "--mem-len", "8,8"), "--mem-len", "8,8", r"different numbers")
     refused(refuse(causal, text, "--batch-size", 0), "--batch-size", 0)

@@ -96,11 +96,11 @@ def test_infinite_gradients_stop_the_run_with_a_dump_and_a_replay_command(make_a
     folder.weights["backbone.word_embedding.weight"][100:] = 3e38
     save_folder(tmp_path / "large", folder)
     done = run(SCRIPT, *make_args("second", init_from=tmp_path / "large", train__max_skipped_steps=5))
-    assert done.returncode == 2 and "5 steps in a row, up to step 5, were not finite" in done.stderr, done.stderr
+    assert done.returncode == 2 and "5 steps in a row, up to step 5 were not finite" in done.stderr, done.stderr
     assert not (tmp_path / "second" / "checkpoints").exists()
     lines = [line for line in read_metrics(tmp_path / "second") if "skipped_steps" in line]
     assert [line["skipped_steps"] for line in lines] == [1, 2, 3, 4]
-    dump = tmp_path / "second" / "nonfinite" / "step_00000004"
+    dump = tmp_path / "second" / "nonfinite" / "step_00000005"
     assert f"`python pretrain/replay.py {dump}`" in done.stderr
     again = run("pretrain/replay.py", dump)
     assert again.returncode == 0 and "the output of backbone.layers.0.attention" in again.stdout.splitlines()[-1]

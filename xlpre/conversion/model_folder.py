@@ -197,8 +197,8 @@ def export_folder(
     tokenizer = folder.require_tokenizer("the source folder")
     if not isinstance(tokenizer, SentencePieceTokenizer):
         raise InputError(
-            f"a model with a vocabulary of {tokenizer.kind} is invalid for this format: XLNet has SentencePiece vocabularies only. Export "
-            "it as a model folder of xlpre, without --hf and --tf."
+            f"a model with a vocabulary of {tokenizer.kind} is invalid for this format: XLNet has SentencePiece vocabularies only. Use the "
+            "model folder of xlpre as it is."
         )
     with atomic_dir(path) as partial:
         yield partial, tokenizer

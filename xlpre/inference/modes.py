@@ -34,8 +34,8 @@ def resolve_mode(mode: str | None, objective: str, modes: Modes) -> str:
     fitting = modes[objective]
     if mode is None or mode in fitting:
         return mode or fitting[0]
-    remedy = f"Set mode={' or '.join(fitting)}."
+    remedy = f"Choose {' or '.join(fitting)}."
     if mode == "causal" and "any-order" in fitting:
         others = " or ".join(name for name in fitting if name != "any-order")
-        remedy = f"Set mode=any-order with one order, the chain rule from left to right; or mode={others}."
+        remedy = f"Choose any-order with one order, which is the chain rule from left to right; or {others}."
     raise InputError(f"mode={mode} is invalid for a {objective} model: its modes are {', '.join(fitting)}. {remedy}")

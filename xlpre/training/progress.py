@@ -106,9 +106,10 @@ class Progress:
         if self.consecutive_skips >= self.train.max_skipped_steps:  # more, if a resumed run has a lower limit
             self._writer.finish()
             hint = on_too_many_skips()
+            steps = f"{self.consecutive_skips} steps in a row, up to " if self.consecutive_skips > 1 else ""
             raise InputError(
-                f"the gradients of {self.consecutive_skips} steps in a row, up to step {self.step:,}, were not finite, and these steps "
-                f"were skipped. {hint}Lower optim.lr, in fine-tuning under another name, or check the weights of init_from."
+                f"the gradients of {steps}step {self.step:,} were not finite, so the weights were not updated. {hint}Lower optim.lr, in "
+                "fine-tuning under another name, or check the weights of init_from."
             )
         if self._writer.in_progress and not is_writing:
             self._writer.advance()

@@ -185,17 +185,18 @@ def write_comparison(ablation: Ablation, is_subset: bool = False) -> None:
     table = build_table(ablation) if LOSS in measures else []
     stages = build_stage_table(measures)
     printed = [{name: cell for name, cell in row.items() if not _is_hidden(name)} for row in table]
+    reasons = [f"{each['row']}, seed {each['seed']}, {each['stage']}: {each['failed']}" for each in failures]
     parts = [
-        (table, printed, describe_table(table) if table else ""),
-        (stages, stages, describe_stages(measures)),
-        (failures, failures, "Stages whose last start failed. The next --run starts them again."),
+        (table, to_text(printed) if printed else "", describe_table(table) if table else ""),
+        (stages, to_text(stages) if stages else "", describe_stages(measures)),
+        (failures, "\n".join(reasons), "Stages whose last start failed. The next --run starts them again."),
     ]
     text = "\n".join(f"{to_markdown(rows)}\n{notes}\n" for rows, _, notes in parts if rows)
     write_text(files["table.md"], text)
     write_text(files["table.csv"], to_csv(build_csv_table(ablation, table, measures)))
     records = [measure.to_json(name, row) for name, measure in measures.items() for row in measure.values]
     write_text(files["results.jsonl"], to_jsonl([*records, *failures]))
-    print("\n\n".join(f"{to_text(rows)}\n{notes}" for _, rows, notes in parts if rows))
+    print("\n\n".join(f"{printed}\n{notes}" for rows, printed, notes in parts if rows))
     figures = {
         "losses.png": draw_losses(read_results(ablation), ablation.base_row) if table else None,
         "differences.png": draw_differences(measures),

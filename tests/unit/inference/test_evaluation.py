@@ -219,14 +219,14 @@ def test_sentences_are_sampled_without_special_tokens(store):
         (
             "permutation",
             {"mode": "causal"},
-            r"mode=causal is invalid for a permutation model: .* Set mode=any-order with one",
+            r"mode=causal is invalid for a permutation model: .* Choose any-order with one",
         ),
         (
             "denoising",
             {"mode": "any-order"},
-            r"mode=any-order is invalid for a denoising model: .* Set mode=objective or pll",
+            r"mode=any-order is invalid for a denoising model: .* Choose objective or pll",
         ),
-        ("causal", {"mode": "pll"}, r"mode=pll is invalid for a causal model: .* Set mode=causal\."),
+        ("causal", {"mode": "pll"}, r"mode=pll is invalid for a causal model: .* Choose causal\."),
         ("permutation", {"seq_len": 9}, r"seq_len=9 is invalid: it must be at least 10"),
         ("causal", {"mem_len": -1, "seq_len": 16}, r"mem_len=-1 is invalid: it must be at least 0"),
         ("permutation", {"seq_len": 5000}, r"has [\d,]+ tokens, but a window of seq_len=5000 needs 4,998\. Give more"),

@@ -220,9 +220,9 @@ def test_text_is_encoded_and_progress_is_reported(tokenizer):
 @pytest.mark.parametrize(
     ("objective", "settings", "message"),
     [
-        ("permutation", {"mode": "causal"}, "mode=causal is invalid for a permutation model.* Set mode=any-order with one order"),
-        ("denoising", {"mode": "any-order"}, "mode=any-order is invalid for a denoising model.* Set mode=pll"),
-        ("causal", {"mode": "pll"}, "mode=pll is invalid for a causal model.* Set mode=causal"),
+        ("permutation", {"mode": "causal"}, "mode=causal is invalid for a permutation model.* Choose any-order with one order"),
+        ("denoising", {"mode": "any-order"}, "mode=any-order is invalid for a denoising model.* Choose pll"),
+        ("causal", {"mode": "pll"}, "mode=pll is invalid for a causal model.* Choose causal"),
         ("permutation", {"mode": "mlm"}, "mode=mlm is invalid for a permutation model: its modes are pll, any-order"),
         ("permutation", {"n_orders": 0}, "n_orders=0 is invalid"),
         ("permutation", {"window": 0}, "window=0 is invalid"),

@@ -635,7 +635,7 @@ def test_a_failed_stage_is_in_the_tables_until_it_runs_again(write, capsys):
     failed.write_text("status 2: error: no memory\n")
     path = write({"plain": [], "broken": ["model.mem_len=0"]}, num_seeds=2)
     main([str(path), "--table"])
-    assert re.search("broken +2 +pretraining +status 2: error: no memory", capsys.readouterr().out)
+    assert "\nbroken, seed 2, pretraining: status 2: error: no memory\n" in capsys.readouterr().out
     files = {name: Path(f"runs/some/{name}").read_text() for name in ("table.md", "table.csv", "results.jsonl")}
     assert "| broken | 2 | pretraining | status 2: error: no memory |" in files["table.md"]
     assert "broken,model.mem_len=0," in files["table.csv"] and "seed 2: status 2" in files["table.csv"]

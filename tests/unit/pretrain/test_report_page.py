@@ -52,6 +52,19 @@ def test_the_page_says_why_validation_and_training_losses_differ_and_what_bits_p
     assert "Validation predicts 1 in 6 tokens, training 1 in 2." in write_report(tmp_path).read_text()
 
 
+def test_losses_of_different_targets_are_not_one_curve(tmp_path):
+    write_run(tmp_path, "mine")
+    assert "settings changed" not in write_report(tmp_path).read_text()
+    with closing(MetricsWriter(tmp_path, 1)) as log:
+        for step, unigram in ((2, 6.0), (3, 6.2), (4, 6.2)):
+            last = {"val_loss": 5.0, "val_unigram_loss": unigram, "val_accuracy": 0.0, "val_bpb": 2.5}
+            log.write(step, **last, tokens=5 * step, train_seconds=1.0)
+    train, val = report_page._read_metrics(tmp_path)
+    lines = _loss_figure("mine", train, val, []).axes[0].lines
+    assert [len(line.get_xdata()) for line in lines if line.get_label() != "training"][:2] == [2, 2]
+    assert "settings changed during the run" in write_report(tmp_path).read_text()
+
+
 def test_every_axis_of_the_page_has_a_label(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(report_page, "figure_to_svg", lambda figure: figures.append(figure) or "")
