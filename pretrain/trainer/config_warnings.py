@@ -11,6 +11,14 @@ from xlpre.data.store import TokenStore
 from xlpre.text.corpus import TextConfig
 
 MIN_VAL_DOCUMENTS = 16  # validation documents below which a warning is printed
+INEFFECTIVE = {  # settings without effect, by the value of another setting
+    ("objective.name", "causal"): (
+        *("objective.partial_k", "objective.perm_size", "objective.max_span", "objective.span_ends"),
+        *("eval.partial_k", "eval.sentences"),
+    ),
+    ("objective.name", "denoising"): ("objective.perm_size",),
+    ("optim.name", "adamw"): ("optim.matrix_lr", "optim.momentum"),
+}
 
 
 def small_validation_text_warning(config: PretrainConfig, store: TokenStore) -> str:
@@ -90,3 +98,15 @@ def ignored_text_settings(config: PretrainConfig, built: TextConfig, explicit_ke
                 "prepare another store."
             )
     return ""
+
+
+def ineffective_settings(config: PretrainConfig, explicit_keys: ExplicitKeys) -> list[str]:
+    """Return notes about settings of the command line that have no effect with the objective or the optimizer of the run."""
+    notes = []
+    for (key, value), ineffective in INEFFECTIVE.items():
+        group, _, name = key.partition(".")
+        keys = [each for each in ineffective if each in explicit_keys.args]
+        if keys and getattr(getattr(config, group), name) == value:
+            verb = "has" if len(keys) == 1 else "have"
+            notes.append(f"note: {', '.join(keys)} {verb} no effect with {key}={value}.")
+    return notes

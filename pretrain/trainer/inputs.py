@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config import PretrainConfig, changed_settings
-from pretrain.trainer.config_warnings import ignored_text_settings, ignored_vocab_size
+from pretrain.trainer.config_warnings import ignored_text_settings, ignored_vocab_size, ineffective_settings
 from pretrain.trainer.weight_init import WeightInit
 from xlpre.common.errors import InputError
 from xlpre.config.cli import NO_EXPLICIT_KEYS, ExplicitKeys
@@ -56,6 +56,7 @@ class RunInputs:
         self.store, self.tokenizer = _open_store(config)
         self.weight_init = WeightInit(config, self.store, self.tokenizer, explicit_keys)
         notes = (
+            *ineffective_settings(config, explicit_keys),
             ignored_vocab_size(config, len(self.tokenizer), explicit_keys),
             ignored_text_settings(config, self.weight_init.resolve_config().text, explicit_keys),
         )

@@ -53,6 +53,14 @@ def test_a_dry_run_reports_a_vocabulary_size_that_is_ignored(make_args, dry_run)
     assert "# note: tokenizer.vocab_size=500 is ignored" in dry_run(*make_args(), "tokenizer.vocab_size=500")
 
 
+def test_a_dry_run_reports_settings_without_effect(make_args, dry_run):
+    causal = ("objective.name=causal", "data.pairs=false", "data.bidirectional=false", "data.reuse_len=32")
+    args = (*causal, "objective.partial_k=3", "eval.sentences=[a ____]", "optim.matrix_lr=1e-3")
+    output = dry_run(*make_args(), *args)
+    assert "# note: objective.partial_k, eval.sentences have no effect with objective.name=causal.\n" in output
+    assert "# note: optim.matrix_lr has no effect with optim.name=adamw.\n" in output
+
+
 def test_a_dry_run_reports_text_settings_that_are_ignored(make_args, dry_run):
     output = dry_run(*make_args(), "text.deduplicate=true", "text.num_processes=1")
     assert "# note: text.deduplicate=true is ignored: the token store was built with text.deduplicate=false." in output
