@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from xlpre.common.errors import InputError
+from xlpre.common.errors import InputError, check_minimum
 from xlpre.training.config import LayerwiseOptimConfig, TrainConfig, check_compile
 from xlpre.training.deepspeed_overrides import check_overrides
 from xlpre.training.lr_schedule import ScheduleConfig
@@ -112,11 +112,9 @@ class TaskDataConfig:
 
     def _check_minimum(self, name: str, minimum: int) -> None:
         """Raise InputError if a setting is below its minimum. A setting of null is accepted."""
-        value = getattr(self, name)
-        if value is not None and value < minimum:
-            default = type(self).__dataclass_fields__[name].default
-            remedy = "Set null for the default." if default is None else f"The default is {default}."
-            raise InputError(f"data.{name}={value} is invalid: it must be at least {minimum}. {remedy}")
+        default = type(self).__dataclass_fields__[name].default
+        remedy = "Set null for the default." if default is None else f"The default is {default}."
+        check_minimum(f"data.{name}", getattr(self, name), minimum, remedy)
 
     def _check_long_text(self) -> None:
         """Raise InputError if a setting of one long-text strategy is set with another strategy."""
@@ -190,10 +188,8 @@ class TaskEvalConfig:
 
     def __post_init__(self) -> None:
         for name in ("every", "batch_size", "early_stopping_patience"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                remedy = " Set null to never stop early." if name == "early_stopping_patience" else ""
-                raise InputError(f"eval.{name}={value} is invalid: it must be at least 1.{remedy}")
+            remedy = "Set null to never stop early." if name == "early_stopping_patience" else ""
+            check_minimum(f"eval.{name}", getattr(self, name), 1, remedy)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from xlpre.common.cli_main import run_main
-from xlpre.common.errors import InputError
+from xlpre.common.errors import check_minimum
 from xlpre.config.cli import CommandParser
 
 
@@ -39,8 +39,7 @@ def build_parser() -> CommandParser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = build_parser().parse(argv)
-    if args.batch_size < 1:
-        raise InputError(f"--batch-size={args.batch_size} is invalid: it must be at least 1. Leave it out for 32.")
+    check_minimum("--batch-size", args.batch_size, 1, "Leave it out for 32.")
 
     from finetune.tasks.span import SpanTask
     from finetune.trainer.inference import CHUNK_SIZE, predict_lines, read_input

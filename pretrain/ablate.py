@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from pretrain.config import PretrainConfig
 from xlpre.common.cli_main import run_main
-from xlpre.common.errors import InputError
+from xlpre.common.errors import InputError, check_minimum, option_name
 from xlpre.common.job_pool import Command, run_all
 from xlpre.config.cli import SettingsParser
 
@@ -113,8 +113,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             "the command needs --print, --submit, --run or --table, and none of them is set. Add one; see --help."
         )
     for flag in ("jobs", "processes"):
-        if (number := getattr(args, flag)) is not None and number < 1:
-            raise InputError(f"--{flag}={number} is invalid: it must be at least 1. Leave it out for the default.")
+        check_minimum(option_name(flag), getattr(args, flag), 1, "Leave it out for the default.")
 
     from pretrain.tools.ablation.measures import read_failures, read_measures
     from pretrain.tools.ablation.plan import Ablation

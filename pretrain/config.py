@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from xlpre.common.errors import InputError
+from xlpre.common.errors import InputError, check_minimum
 from xlpre.common.messages import as_yaml
 from xlpre.config.loader import load_config
 from xlpre.data.window_layout import DataConfig
@@ -65,20 +65,10 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         for name in ("every", "batch_size", "num_windows"):
-            if (value := getattr(self, name)) < 1:
-                raise InputError(f"eval.{name}={value} is invalid: it must be at least 1. Set eval.{name}=1.")
-        if self.order_consistency < 0:
-            raise InputError(
-                f"eval.order_consistency={self.order_consistency} is invalid: it must be at least 0. Set 0 to leave it out."
-            )
-        if self.mem_len is not None and self.mem_len < 0:
-            raise InputError(
-                f"eval.mem_len={self.mem_len} is invalid: it must be at least 0. Set eval.mem_len=null to use model.mem_len."
-            )
-        if self.partial_k is not None and self.partial_k < 1:
-            raise InputError(
-                f"eval.partial_k={self.partial_k} is invalid: it must be at least 1. Set eval.partial_k=null to use objective.partial_k."
-            )
+            check_minimum(f"eval.{name}", getattr(self, name), 1, f"Set eval.{name}=1.")
+        check_minimum("eval.order_consistency", self.order_consistency, 0, "Set 0 to leave it out.")
+        check_minimum("eval.mem_len", self.mem_len, 0, "Set eval.mem_len=null to use model.mem_len.")
+        check_minimum("eval.partial_k", self.partial_k, 1, "Set eval.partial_k=null to use objective.partial_k.")
         for sentence in self.sentences:
             if not has_blank(sentence):
                 raise InputError(

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xlpre.common.cli_main import run_main
-from xlpre.common.errors import InputError
+from xlpre.common.errors import InputError, check_minimum, option_name
 from xlpre.common.launcher import read_launcher
 from xlpre.config.cli import CommandParser, check_output_files
 
@@ -91,8 +91,7 @@ def build_parser() -> CommandParser:
 def check_options(args: argparse.Namespace) -> list[int] | None:
     """Raise InputError if an option is out of range. Return the memory lengths."""
     for name, minimum in MINIMUM.items():
-        if (value := getattr(args, name)) is not None and value < minimum:
-            raise InputError(f"--{name.replace('_', '-')}={value} is invalid: it must be at least {minimum}.")
+        check_minimum(option_name(name), getattr(args, name), minimum)
     check_output_files(args.out, args.picture)
     if args.lengths and not args.compare:
         raise InputError(

@@ -25,7 +25,7 @@ import argparse
 from collections.abc import Sequence
 
 from xlpre.common.cli_main import run_main
-from xlpre.common.errors import InputError
+from xlpre.common.errors import InputError, check_minimum, option_name
 from xlpre.config.cli import CommandParser
 from xlpre.text.blanks import BLANK
 
@@ -68,12 +68,8 @@ def build_parser() -> CommandParser:
 def check_options(args: argparse.Namespace) -> None:
     """Raise InputError if options contradict each other or are out of range."""
     for name in ("top", "beam", "num_samples"):
-        if (value := getattr(args, name)) is not None and value < 1:
-            raise InputError(
-                f"--{name.replace('_', '-')}={value} is invalid: it must be at least 1. Correct it or leave it out."
-            )
-    if args.seed is not None and args.seed < 0:
-        raise InputError(f"--seed={args.seed} is invalid: it must be at least 0. Correct it or leave it out.")
+        check_minimum(option_name(name), getattr(args, name), 1, "Correct it or leave it out.")
+    check_minimum("--seed", args.seed, 0, "Correct it or leave it out.")
     modes = {"--independent": args.independent, "--options": args.options, "--num-samples": args.num_samples}
     if len(given := [name for name, value in modes.items() if value]) > 1:
         raise InputError(f"{given[1]} is invalid with {given[0]}. Leave one of them out.")
@@ -81,7 +77,7 @@ def check_options(args: argparse.Namespace) -> None:
     for name in ("top", "order", "beam", "length_penalty", "temperature", "seed"):
         if (value := getattr(args, name)) is not None and name not in OPTIONS[mode]:
             where = f"with {mode}" if given else "without --num-samples"
-            raise InputError(f"--{name.replace('_', '-')}={value} is invalid {where}: it has no effect. Leave it out.")
+            raise InputError(f"{option_name(name)}={value} is invalid {where}: it has no effect. Leave it out.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from xlpre.common.cli_main import run_main
-from xlpre.common.errors import InputError
+from xlpre.common.errors import check_minimum
 from xlpre.config.cli import CommandParser, check_output_files
 from xlpre.data.store import TokenStore
 
@@ -33,8 +33,7 @@ def build_parser() -> CommandParser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = build_parser().parse(argv)
-    if args.samples < 0:
-        raise InputError(f"--samples={args.samples} is invalid: it must be at least 0. Leave it out for 3.")
+    check_minimum("--samples", args.samples, 0, "Leave it out for 3.")
     check_output_files(None, args.picture)
 
     from pretrain.tools.store_statistics import StoreStatistics, describe, draw

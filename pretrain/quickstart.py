@@ -26,7 +26,7 @@ import psutil
 from pretrain.config import PretrainConfig
 from pretrain.tools.preparation import make_store, make_tokenizer
 from xlpre.common.cli_main import run_main
-from xlpre.common.errors import InputError
+from xlpre.common.errors import InputError, check_minimum
 from xlpre.common.job_pool import stop_on_signal
 from xlpre.config.cli import ExplicitKeys, SettingsParser
 
@@ -132,8 +132,7 @@ def show_samples(config: PretrainConfig) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     config, explicit_keys, args = build_parser().parse_config(argv)
-    if args.processes is not None and args.processes < 1:
-        raise InputError(f"--processes={args.processes} is invalid: it must be at least 1. Leave it out.")
+    check_minimum("--processes", args.processes, 1, "Leave it out.")
     start = time.monotonic()
     make_tokenizer(config)
     make_store(config)

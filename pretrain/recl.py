@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from xlpre.common.cli_main import run_main
-from xlpre.common.errors import InputError
+from xlpre.common.errors import InputError, check_minimum, option_name
 from xlpre.config.cli import CommandParser, check_output_files
 
 
@@ -49,8 +49,7 @@ def build_parser() -> CommandParser:
 def check_options(args: argparse.Namespace) -> list[float]:
     """Raise InputError if an option is out of range. Return the fractions."""
     for name, minimum in (("step", 1), ("tokens", 1), ("seed", 0), ("max_context", 2 * args.step)):
-        if (value := getattr(args, name)) < minimum:
-            raise InputError(f"--{name.replace('_', '-')}={value} is invalid: it must be at least {minimum}.")
+        check_minimum(option_name(name), getattr(args, name), minimum)
     check_output_files(args.out, args.picture)
     try:
         fractions = [float(value) for value in args.fraction.split(",")]

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from xlpre.common.cli_main import run_main
-from xlpre.common.errors import InputError
+from xlpre.common.errors import InputError, check_minimum, option_name
 from xlpre.config.cli import CommandParser, check_output_files
 
 COUNTS = ("orders", "window", "batch_tokens", "limit")  # options that are at least 1
@@ -71,11 +71,9 @@ def build_parser() -> CommandParser:
 def check_options(args: argparse.Namespace) -> None:
     """Raise InputError if options contradict each other or are out of range."""
     for name in COUNTS:
-        if (value := getattr(args, name)) is not None and value < 1:
-            raise InputError(f"--{name.replace('_', '-')}={value} is invalid: it must be at least 1.")
-    for name, minimum in (("seed", 0), ("mem_len", 0)):
-        if (value := getattr(args, name)) is not None and value < minimum:
-            raise InputError(f"--{name.replace('_', '-')}={value} is invalid: it must be at least {minimum}.")
+        check_minimum(option_name(name), getattr(args, name), 1)
+    for name in ("seed", "mem_len"):
+        check_minimum(option_name(name), getattr(args, name), 0)
     for name in ("orders", "seed"):
         if (value := getattr(args, name)) is not None and args.mode != "any-order":
             raise InputError(f"--{name}={value} is invalid without --mode any-order: it has no effect. Leave it out.")

@@ -43,12 +43,14 @@ def agreeing_contenders(names: list[str], config: dict[str, Any]) -> tuple[dict[
                 failed[name] = reason
         except Exception:
             failed[name] = format_exception()
-    for name in failed:
-        del agreeing[name]
     for name, contender in agreeing.items():
-        contender.compile(config_of_contender(name, config)["compile"])
-        contender.train(PRECISIONS[config["dtype"]])
-    return agreeing, failed
+        try:
+            if name not in failed:
+                contender.compile(config_of_contender(name, config)["compile"])
+                contender.train(PRECISIONS[config["dtype"]])
+        except Exception:
+            failed[name] = format_exception()
+    return {name: contender for name, contender in agreeing.items() if name not in failed}, failed
 
 
 def describe_difference(result: tuple[float, dict[str, Tensor]], expected: tuple[float, dict[str, Tensor]]) -> str:

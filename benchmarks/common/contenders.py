@@ -7,9 +7,10 @@ is a scope of `Contender.compile`. Functions take the benchmark configuration as
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from pretrain.config import PretrainConfig
 from pretrain.planning.flops import batch_shape, flops_per_step
 from pretrain.trainer.cuda_graphs import use_cuda_graphs
 from xlpre.batch import Batch
+from xlpre.common.errors import InputError, check_minimum
 from xlpre.conversion import hf
 from xlpre.conversion.weight_maps import to_native
 from xlpre.data.rng import RowRng
@@ -33,6 +35,7 @@ from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.objectives.permutation import Permutation
+from xlpre.training.deepspeed_engine import PRECISIONS
 
 DEFAULT: dict[str, Any] = {
     "n_layer": 6,
@@ -55,22 +58,58 @@ DEFAULT: dict[str, Any] = {
     "seed": 0,
 }
 SIZES = ("vocab_size", "d_model", "n_layer", "n_head", "d_inner", "dropout")
+CUDA_GRAPH_SCOPES = ("graphs", "layers+graphs", "reduce-overhead", "max-autotune")
+SCOPES = ("", "whole", "layers", "default", "max-autotune-no-cudagraphs", *CUDA_GRAPH_SCOPES)  # of Contender.compile
+KEYS = {"seq_len": "window", "attention_backend": "attention"}  # keys here of settings with other names in training
+MINIMUM = {"rows": 1, "threads": 1, "vocab_size": 11, "seed": 0}
+
+
+def check_config(names: list[str], c: dict[str, Any]) -> None:
+    """Raise InputError if a name of a contender or a value of the benchmark configuration is invalid."""
+    for name, minimum in MINIMUM.items():
+        check_minimum(name, c[name], minimum)
+    check_choice("dtype", c["dtype"], tuple(PRECISIONS))
+    check_choice("device", c["device"], ("cpu", "cuda"))
+    if c["device"] == "cuda" and not torch.cuda.is_available():
+        raise InputError("device=cuda is invalid: torch finds no GPU. Set device=cpu.")
+    if any(name.startswith("hf") for name in names):
+        require_transformers()
+    for name in names:
+        config = config_of_contender(name, c)
+        check_choice("compile", config["compile"], SCOPES)
+        try:
+            needed_flops(config)
+        except InputError as error:  # it names settings as they are called in training
+            message = re.sub(r"\b(?:data|model|objective)\.(\w+)", lambda key: KEYS.get(key[1], key[1]), str(error))
+            raise InputError(message) from None
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raise InputError if a value is not one of the choices."""
+    if value not in choices:
+        raise InputError(f"{name}={value} is invalid: it must be one of {', '.join(filter(None, choices))}.")
+
+
+def _has_backward_rows(rows: int) -> bool:
+    """Return True if the second half of the rows is read backward: the batch of Hugging Face's XLNet then has two equal halves."""
+    return rows % 2 == 0
 
 
 def random_batch(c: dict[str, Any]) -> Batch:
-    """Return a batch of random tokens. The second half of the rows is read backward, as Hugging Face's XLNet does."""
+    """Return a batch of random tokens. The second half of an even number of rows is read backward, as Hugging Face's XLNet does."""
     rng = np.random.default_rng(c["seed"])
     B, T = c["rows"], c["window"]
+    first_separator = min(c["reuse_len"] + 5, T - 3)
     special_mask = np.zeros((B, T), bool)
-    special_mask[:, [c["reuse_len"] + 5, T - 2, T - 1]] = True
-    segments = np.where(np.arange(T) <= c["reuse_len"] + 5, 0, 1)
+    special_mask[:, [first_separator, T - 2, T - 1]] = True
+    segments = np.where(np.arange(T) <= first_separator, 0, 1)
     segments[-1] = 2
     windows = Windows(
         ids=rng.integers(10, c["vocab_size"], (B, T)),
         segments=np.tile(segments, (B, 1)),
         special_mask=special_mask,
         following=np.full(B, 10),
-        backward=np.arange(B) >= B // 2,
+        backward=(np.arange(B) >= B // 2) & _has_backward_rows(B),
         visible_mem_len=np.full(B, 10**6),
         pair_label=np.ones(B, np.int64),
         reuse_len=c["reuse_len"],
@@ -123,8 +162,8 @@ class Contender:
         """Compile the model.
 
         Args:
-            scope: `whole` (one graph for the model), `layers` (one graph that all layers share; the rest stays eager), a mode of
-                torch.compile, or an empty string (no compilation). `graphs` and `layers+graphs` record CUDA graphs (xlpre only).
+            scope: one of SCOPES. `whole`: one graph for the model. `layers`: one graph that all layers share; the rest stays eager. An
+                empty string: no compilation. `graphs`, `layers+graphs`: record CUDA graphs (xlpre only). Others: a mode of torch.compile.
         """
         if scope.endswith("graphs"):
             use_cuda_graphs(self.model)
@@ -153,10 +192,11 @@ class Contender:
 
 
 def require_transformers() -> None:
-    """Exit with a message if the package transformers is not installed."""
+    """Raise InputError if the package transformers is not installed."""
     if find_spec("transformers") is None:
-        raise SystemExit(
-            "The comparison with Hugging Face needs the package transformers. Run `pip install -c constraints.txt transformers`."
+        raise InputError(
+            "the package transformers is missing, which the comparison with Hugging Face needs. Run "
+            "`pip install -c constraints.txt transformers`."
         )
 
 
@@ -181,6 +221,7 @@ class HuggingFace(Contender):
     def set_inputs(self, c: dict[str, Any], batch: Batch, hidden: Tensor) -> None:
         """Use this batch and memory from now on."""
         dtype = hidden.dtype
+        self.model.transformer.bi_data = _has_backward_rows(c["rows"])  # type: ignore[union-attr, assignment]
         self._inputs = {
             "input_ids": batch.input_ids,
             "perm_mask": (~visible(batch.query_rank, batch.key_rank)).to(dtype),
@@ -235,10 +276,14 @@ class Xlpre(Contender):
 
 
 def config_of_contender(name: str, c: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of the configuration `c` with the settings in the name of a contender, such as `xlpre:sdpa:blocks` or `hf-compile`."""
+    """Return a copy of the configuration `c` with the settings in the name of a contender, such as `xlpre:sdpa:layers` or `hf-compile`.
+
+    Raises:
+        InputError: the name is not that of a contender.
+    """
     impl, *more = name.split(":")
     if impl not in ("xlpre", "hf", "hf-compile") or (more and impl != "xlpre") or len(more) > 2:
-        raise SystemExit(f"{name!r} is not a contender. Use hf, hf-compile, or xlpre[:attention[:compile]].")
+        raise InputError(f"contender={name} is invalid: it must be hf, hf-compile, or xlpre[:attention[:compile]].")
     named = dict(zip(("attention", "compile"), more, strict=False))
     hf_compile = {"hf": {"compile": ""}, "hf-compile": {"compile": "whole"}}
     return {**c, **named, **hf_compile.get(impl, {})}

@@ -9,17 +9,30 @@ from typing import Any
 
 from xlpre.common.errors import InputError
 
+KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+
 
 def read_json_config(text: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `defaults`, updated by a JSON object. `text` is the object or the path of its file. Invalid input ends the command."""
+    """Return `defaults`, updated by a JSON object.
+
+    Args:
+        text: the object, or the path of its file.
+        defaults: values by key. A value of the object must have the type of its default.
+
+    Raises:
+        InputError: the file cannot be read, the text is not a JSON object, a key does not exist, or a value has another type.
+    """
     try:
         config = json.loads(text if text.lstrip().startswith("{") else Path(text).read_text("utf-8"))
         if not isinstance(config, dict):
             raise InputError("it is not a JSON object")
     except (OSError, ValueError) as error:
-        raise SystemExit(f"--config={text} is invalid: {error}. Pass a JSON object, or a file with one.") from None
-    if unknown := config.keys() - defaults.keys():
-        raise SystemExit(
-            f"--config is invalid: it has the unknown keys {', '.join(sorted(unknown))}. Known keys: {', '.join(defaults)}."
-        )
+        raise InputError(f"--config={text} is invalid: {error}. Pass a JSON object, or a file with one.") from None
+    for key, value in config.items():
+        if key not in defaults:
+            raise InputError(f"{key}={value} is invalid: --config has no such key. Its keys are {', '.join(defaults)}.")
+        kind = type(defaults[key])
+        is_number = kind is float and type(value) is int
+        if type(value) is not kind and not is_number:
+            raise InputError(f"{key}={json.dumps(value)} is invalid: it must be {KINDS[kind]}.")
     return {**defaults, **config}

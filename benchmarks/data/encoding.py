@@ -32,7 +32,7 @@ PREPARE = """
 import sys
 from xlpre.data.store_builder import build_store
 from xlpre.text.corpus import TextConfig
-from xlpre.text.tokenizer import Tokenizer
+from xlpre.text.load_tokenizer import load_tokenizer
 source, target, vocabulary, workers = sys.argv[1:]
 build_store(target, TextConfig(source=source, num_processes=int(workers)), load_tokenizer(vocabulary))
 """

@@ -25,8 +25,18 @@ from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
-from benchmarks.common.contenders import Contender, config_of_contender, make_contenders, make_inputs
-from benchmarks.speed.step import Clock, read_config
+from benchmarks.common.contenders import (
+    DEFAULT,
+    Contender,
+    check_config,
+    config_of_contender,
+    make_contenders,
+    make_inputs,
+)
+from benchmarks.common.json_config import read_json_config
+from benchmarks.speed.step import Clock
+from xlpre.common.cli_main import run_main
+from xlpre.common.errors import InputError
 from xlpre.training.deepspeed_engine import PRECISIONS
 
 STEPS = 3
@@ -69,9 +79,10 @@ def main() -> None:
     parser.add_argument("--config", default="{}", help="JSON object, as in benchmarks/speed/step.py")
     parser.add_argument("--impl", default="xlpre", help="contender, as in benchmarks/speed/step.py")
     args = parser.parse_args()
-    c = read_config(args.config)
+    c = read_json_config(args.config, DEFAULT)
+    check_config([args.impl], c)
     if c["device"] == "cpu":
-        raise SystemExit('--config has "device": "cpu", but kernels are timed on a GPU. Set "device": "cuda".')
+        raise InputError("device=cpu is invalid: kernels are timed on a GPU. Set device=cuda.")
     contender = make_contenders([args.impl], c)[args.impl]
     contender.compile(config_of_contender(args.impl, c)["compile"])
     dtype = PRECISIONS[c["dtype"]]
@@ -85,4 +96,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -176,7 +176,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("report.json"), help="file for the report")
     parser.add_argument("--minutes", type=float, default=8.0, help="time limit of the report")
-    parser.add_argument("--only", nargs="+", default=[], help="names of the parts to run")
+    parser.add_argument("--only", nargs="+", default=[], help="names of the parts to run; an unknown name lists all")
     parser.add_argument("--skip", nargs="+", default=[], help="names of the parts to skip")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes on a CPU")
     parser.add_argument("--ceilings", action="store_true", help=argparse.SUPPRESS)

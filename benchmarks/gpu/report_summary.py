@@ -54,7 +54,7 @@ def _format_step(line: dict[str, Any], peak_tflops: float | None) -> str:
     text += f"{line['wall_ms']} ms, {line['tokens_per_second']:,.0f} tokens/s, {_format_flops(line, peak_tflops)}, "
     text += f"first step {line['first_step_s']} s"
     if "step_mb" in line:
-        text += f", peak memory {line['step_mb'] / 1024:.2f} GiB, activations {line.get('activation_mb')} MiB per row"
+        text += f", peak memory {line['step_mb'] / 1024:.2f} GiB, activations {line['activation_mb']} MiB per row"
     return text + "".join(f", {ratio} x {name}" for name, ratio in line.get("times_as_fast_as", {}).items())
 
 

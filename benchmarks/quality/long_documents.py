@@ -20,12 +20,11 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from xlpre.common.errors import InputError
-
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
 from benchmarks.common.finetuning_runs import CONFIG, FinetuningRun
 from xlpre.common.cli_main import run_main
+from xlpre.common.errors import InputError
 from xlpre.common.files import write_text
 from xlpre.common.job_pool import run_all
 from xlpre.common.tables import to_jsonl, to_markdown, write_table

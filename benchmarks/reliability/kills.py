@@ -271,8 +271,8 @@ def main() -> None:
                     kills.append(line)
             broken += [f"stage {number}: {promise}".replace(name, "FOLDER") for promise in stage.broken]
     seconds = [line["seconds_to_first_step"] for line in kills if line["seconds_to_first_step"]]
-    median = statistics.median(seconds)
-    print(f"\n{make_table(kills)}\n\n{len(kills)} kills; median time from a start to its first step: {median:.1f} s")
+    start = f"; median time from a start to its first step: {statistics.median(seconds):.1f} s" if seconds else ""
+    print(f"\n{make_table(kills)}\n\n{len(kills)} kills{start}")
     print("\n".join(["broken promises:", *broken]) if broken else "no promise was broken")
     sys.exit(bool(broken))
 

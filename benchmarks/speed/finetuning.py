@@ -46,6 +46,7 @@ from finetune.data.batching import LengthBucketSampler
 from finetune.data.features import Features, pair_to_row
 from finetune.tasks.registry import build_task
 from finetune.trainer.evaluator import resolve_overhead_tokens
+from xlpre.common.cli_main import run_main
 from xlpre.text.load_tokenizer import load_tokenizer
 from xlpre.training.distributed import init_env
 
@@ -157,4 +158,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

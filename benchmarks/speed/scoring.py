@@ -37,6 +37,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
+from benchmarks.common.contenders import require_transformers
+from xlpre.common.cli_main import run_main
 from xlpre.conversion.hf import write_model
 from xlpre.conversion.model_folder import ModelFolder, load_folder
 from xlpre.inference import score
@@ -154,6 +156,7 @@ def main() -> None:
     for name, default in {"texts": 512, "min-len": 8, "max-len": 22, "rounds": 5, "threads": 1}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
+    require_transformers()
     torch.set_num_threads(args.threads)
     folder = load_folder(args.model) if args.model else random_folder()
     rng = np.random.default_rng(0)
@@ -171,4 +174,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

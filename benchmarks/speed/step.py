@@ -13,14 +13,21 @@ Before timing, each contender must agree with the last contender: the loss and t
 eager and without dropout. On a GPU, if `dropout` is 0, each contender must also agree with the first: the norm of all gradients is
 compared in `dtype` and compiled.
 
-Prints one JSON line per contender and number of rows. If a contender fails, its line has the reason, and the exit status is 1.
+Prints one JSON line per contender and number of rows; on a GPU, also one after its first turn (`first`). If a contender fails, its line
+has the reason, and the exit status is 1. An invalid configuration is refused with exit status 2.
 
+    loss, first_step_s  loss of the first step in nats, and its time with compilation in seconds
     cpu_ms, wall_ms     median time of a step
+    tokens_per_second, tflops   window tokens and model FLOPs per second of wall time
     times_as_fast_as    speed of the first contender relative to each other contender: median ratio over pairs of turns, of wall time on
                         a GPU, and on a CPU of processor time, which other programs affect least
-    mfu                 model FLOPs per second as a fraction of the device's published peak; see pretrain/planning/flops.py
+    mfu                 model FLOPs per second as a fraction of the published peak of a GPU in 16 bits; null in fp32. See
+                        pretrain/planning/flops.py
     step_mb             peak memory of a step minus the memory before it: of tensors on a GPU; of a separate process on a CPU (--rss)
     activation_mb       memory per row that the forward pass keeps for the backward pass (GPU only)
+    gradient_norm       norm of all gradients of the first step (GPU only)
+
+With CUDA graphs, whose memory is allocated when they are recorded, there is no step_mb and activation_mb.
 
 If `optimizer` is true, a step includes fused AdamW. Weights, gradients and moments have the type `dtype`.
 """
@@ -39,8 +46,6 @@ import threading
 import time
 from typing import Any
 
-from xlpre.common.errors import InputError
-
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads slow each other down severely on shared cores
 
 from pathlib import Path
@@ -51,9 +56,18 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
 from benchmarks.common.agreement import agreeing_contenders, format_exception
-from benchmarks.common.contenders import DEFAULT, Contender, config_of_contender, make_inputs, needed_flops
+from benchmarks.common.contenders import (
+    CUDA_GRAPH_SCOPES,
+    DEFAULT,
+    Contender,
+    check_config,
+    config_of_contender,
+    make_inputs,
+    needed_flops,
+)
 from benchmarks.common.json_config import read_json_config
-from xlpre.data.window_layout import DataConfig
+from xlpre.common.cli_main import run_main
+from xlpre.common.errors import InputError, check_minimum
 from xlpre.training.deepspeed_engine import PRECISIONS
 from xlpre.training.device_specs import find_device_spec
 
@@ -90,7 +104,7 @@ def gradient_norm(contender: Contender) -> float:
     return norm
 
 
-def first_steps(contender: Contender, c: dict[str, Any]) -> dict[str, Any]:
+def first_steps(name: str, contender: Contender, c: dict[str, Any]) -> dict[str, Any]:
     """Run the first steps. Returns the loss and seconds of the first step (with compilation) and, on a GPU, memory and gradient norm."""
     contender.set_inputs(c, *make_inputs(c, PRECISIONS[c["dtype"]]))
     start = time.perf_counter()
@@ -103,10 +117,13 @@ def first_steps(contender: Contender, c: dict[str, Any]) -> dict[str, Any]:
     torch.cuda.reset_peak_memory_stats()
     allocated = torch.cuda.memory_allocated()
     contender.step()
-    line["step_mb"] = round((torch.cuda.max_memory_allocated() - allocated) / 2**20, 1)
+    step_bytes = torch.cuda.max_memory_allocated() - allocated
     loss = contender.loss()
-    line["activation_mb"] = round((torch.cuda.memory_allocated() - allocated) / 2**20 / c["rows"], 1)
+    activation_bytes = torch.cuda.memory_allocated() - allocated
     del loss
+    if config_of_contender(name, c)["compile"] not in CUDA_GRAPH_SCOPES:
+        line["step_mb"] = round(step_bytes / 2**20, 1)
+        line["activation_mb"] = round(activation_bytes / 2**20 / c["rows"], 1)
     line["gradient_norm"] = round(gradient_norm(contender), 6)
     return line
 
@@ -118,7 +135,7 @@ def race(contenders: dict[str, Contender], c: dict[str, Any], rounds: int, steps
     times: dict[str, list[tuple[float, float]]] = {}
     for name, contender in contenders.items():
         try:
-            lines[name] = {"impl": name, **first_steps(contender, c)}
+            lines[name] = {"impl": name, **first_steps(name, contender, c)}
             check_gradient_norm(lines, name, c)
             times[name] = [clock.time(contender, steps)]
         except (Exception, KeyboardInterrupt):  # after an interrupt, the other contenders are still timed and printed
@@ -127,18 +144,27 @@ def race(contenders: dict[str, Contender], c: dict[str, Any], rounds: int, steps
             del running[name]
         else:
             if c["device"] != "cpu":  # print now, because compiling the next contender may exceed the time limit
-                print(json.dumps({**lines[name], **speed(times[name], c), "first": True, "config": c}), flush=True)
+                first_line = {
+                    **lines[name],
+                    **speed(times[name], c),
+                    "first": True,
+                    "config": config_of_contender(name, c),
+                }
+                print(json.dumps(first_line), flush=True)
     with contextlib.suppress(KeyboardInterrupt):
-        for _ in range(rounds - 1):
-            for name, contender in running.items():
+        for turn in range(1, rounds):
+            for name, contender in list(running.items())[:: -1 if turn % 2 else 1]:
                 gc.collect()
                 times[name].append(clock.time(contender, steps))
+    n_turns = min((len(times[name]) for name in running), default=0)
     for name in running:
+        # the first turns are minutes apart if contenders are compiled; an interrupt may have left out a last turn
+        times[name] = times[name][1:n_turns] if n_turns > 1 else times[name]
         lines[name] |= speed(times[name], c)
         first = next(iter(running))
         if name != first:
             which = int(c["device"] == "cpu")  # index of wall or processor time
-            pairs = zip(times[name], times[first], strict=False)
+            pairs = zip(times[name], times[first], strict=True)
             ratio = statistics.median(theirs[which] / ours[which] for theirs, ours in pairs)
             lines[first].setdefault("times_as_fast_as", {})[name] = round(ratio, 3)
     return list(lines.values())
@@ -157,7 +183,8 @@ def speed(times: list[tuple[float, float]], c: dict[str, Any]) -> dict[str, Any]
     """Return the metrics of speed, given the wall time and processor time of a step in each turn, in milliseconds."""
     wall, cpu = (statistics.median(values) for values in zip(*times, strict=True))
     flops = needed_flops(c) / wall * 1e3
-    device = find_device_spec(torch.cuda.get_device_name()) if c["device"] != "cpu" else None
+    has_peak = c["device"] != "cpu" and c["dtype"] != "fp32"
+    device = find_device_spec(torch.cuda.get_device_name()) if has_peak else None
     return {
         "cpu_ms": round(cpu, 1),
         "wall_ms": round(wall, 2),
@@ -170,7 +197,7 @@ def speed(times: list[tuple[float, float]], c: dict[str, Any]) -> dict[str, Any]
 def step_memory(name: str, c: dict[str, Any]) -> float:
     """Run a step in this process. Return its peak resident memory minus the memory before it, in MiB."""
     contender = agreeing_contenders([name], c)[0][name]
-    first_steps(contender, c)
+    first_steps(name, contender, c)
     gc.collect()
     process, peak, running = psutil.Process(), [0], [True]
     before = process.memory_info().rss
@@ -188,22 +215,14 @@ def step_memory(name: str, c: dict[str, Any]) -> float:
     return (peak[0] - before) / 2**20
 
 
-def step_memory_in_subprocess(name: str, c: dict[str, Any]) -> float:
-    """Start a separate process that runs `step_memory`, and return its result."""
+def step_memory_in_subprocess(name: str, c: dict[str, Any]) -> dict[str, Any]:
+    """Start a separate process that runs `step_memory`. Return its result as `step_mb`, or the end of its errors as `failed_rss`."""
     command = [sys.executable, __file__, "--config", json.dumps(c), "--impl", name, "--alone"]
     variables = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    result = subprocess.run(command, capture_output=True, text=True, check=True, env=variables)
-    return round(json.loads(result.stdout.splitlines()[-1]), 1)
-
-
-def read_config(text: str) -> dict[str, Any]:
-    """Return the benchmark configuration of `--config`. Exit with an error if its sizes are invalid for training."""
-    c = read_json_config(text, DEFAULT)
-    try:
-        DataConfig(seq_len=c["window"], reuse_len=c["reuse_len"])
-    except ValueError as error:
-        raise SystemExit(f"--config has an invalid size: {error}") from None
-    return c
+    result = subprocess.run(command, capture_output=True, text=True, env=variables)
+    if result.returncode:
+        return {"failed_rss": f"exit status {result.returncode}: {result.stderr[-1000:]}"}
+    return {"step_mb": round(json.loads(result.stdout.splitlines()[-1]), 1)}
 
 
 def main() -> None:
@@ -224,12 +243,17 @@ def main() -> None:
     parser.add_argument("--rss", action="store_true", help="measure the memory of a step in a separate process")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    c = read_config(args.config)
+    c, names = read_json_config(args.config, DEFAULT), [args.impl, *args.vs]
+    sizes, has_failed = args.rows or [c["rows"]], False
+    for option in ("rounds", "steps"):
+        check_minimum(f"--{option}", getattr(args, option), 1)
+    for rows in sizes:
+        check_config(names, {**c, "rows": rows})
+    if args.rss and c["device"] != "cpu":
+        raise InputError("--rss is invalid with device=cuda: step_mb is measured without it. Leave it out.")
     if args.alone:
         print(json.dumps(step_memory(args.impl, c)))
         return
-    names = [args.impl, *args.vs]
-    sizes, has_failed = args.rows or [c["rows"]], False
     contenders, failures = agreeing_contenders(names, {**c, "rows": min(sizes)})
     lines: list[dict[str, Any]] = [{"impl": name, "failed": reason} for name, reason in failures.items()]
     for rows in sizes:
@@ -237,13 +261,13 @@ def main() -> None:
         lines += race(contenders, config, args.rounds, args.steps)
         for line in lines:
             if args.rss and "failed" not in line:
-                line["step_mb"] = step_memory_in_subprocess(line["impl"], config)
+                line |= step_memory_in_subprocess(line["impl"], config)
             line |= {"config": config_of_contender(line["impl"], config), "torch": torch.__version__}
             print(json.dumps(line), flush=True)
-            has_failed |= "failed" in line
+            has_failed |= "failed" in line or "failed_rss" in line
         lines = []
     sys.exit(has_failed)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -1,5 +1,7 @@
 """benchmarks/speed/step.py and finetuning.py time only models that agree in loss and gradients."""
 
+import json
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from finetune.config import TaskDataConfig
 from finetune.data.batching import LengthBucketSampler
 from finetune.tasks.registry import build_task
 from tests.conftest import REPOSITORY
+from xlpre.common.errors import InputError
 
 SHAPE = {
     "n_layer": 2,
@@ -54,6 +57,46 @@ def test_another_loss_excludes_an_implementation_from_the_benchmark(step, monkey
     monkeypatch.setattr(contenders.Xlpre, "loss", lambda contender: loss(contender) + 0.001)
     _, failed = agreement.agreeing_contenders(["xlpre", "hf"], {**contenders.DEFAULT, **SHAPE})
     assert "losses do not agree" in failed["xlpre"]
+
+
+@pytest.mark.parametrize("changes", [{"rows": 1}, {"rows": 3}, {"reuse_len": 27}, {"mem_len": 0}, {"n_head": 1}])
+def test_implementations_agree_on_batches_of_any_size(step, changes):
+    agreement, contenders = step
+    c = {**contenders.DEFAULT, **SHAPE, **changes}
+    contenders.check_config(["xlpre", "hf"], c)
+    agreeing, failed = agreement.agreeing_contenders(["xlpre", "hf"], c)
+    assert agreeing.keys() == {"xlpre", "hf"}, failed
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"window": "32"}, 'window="32" is invalid: it must be an integer'),
+        ({"optimizer": 1}, "optimizer=1 is invalid: it must be true or false"),
+        ({"windw": 32}, "windw=32 is invalid: --config has no such key"),
+        ({"reuse_len": 40}, "reuse_len=40 is invalid: .* Set reuse_len=16 window=32"),
+        ({"d_model": 33}, "d_model=33 is invalid"),
+        ({"attention": "foo"}, "attention=foo is invalid: it must be one of auto"),
+        ({"dtype": "fp8"}, "dtype=fp8 is invalid: it must be one of fp32"),
+        ({"device": "cuda:1"}, "device=cuda:1 is invalid: it must be one of cpu, cuda"),
+        ({"compile": "layer"}, "compile=layer is invalid: it must be one of whole"),
+        ({"rows": 0}, "rows=0 is invalid: it must be at least 1"),
+        ({"vocab_size": 5}, "vocab_size=5 is invalid"),
+    ],
+)
+def test_an_invalid_benchmark_configuration_is_refused(step, changes, message):
+    _, contenders = step
+    from benchmarks.common.json_config import read_json_config
+
+    with pytest.raises(InputError, match=message):
+        contenders.check_config(["xlpre"], read_json_config(json.dumps({**SHAPE, **changes}), contenders.DEFAULT))
+
+
+def test_an_unknown_contender_is_refused(step):
+    _, contenders = step
+    for name in ("hfx", "xlpre:sdpa:blocks", "hf:sdpa", "foo"):
+        with pytest.raises(InputError, match=r"is invalid: it must be (hf, hf-compile|one of whole)"):
+            contenders.check_config([name], {**contenders.DEFAULT, **SHAPE})
 
 
 @pytest.mark.parametrize("task", ["glue/mrpc", "squad/1.1"])

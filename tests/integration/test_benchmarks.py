@@ -34,6 +34,15 @@ def test_a_step_is_compared_with_hugging_face_if_losses_and_gradients_agree():
 
 
 @pytest.mark.long
+def test_preparing_a_store_is_measured(tmp_path, store):
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"Ba be bi {number}.\n\n" for number in range(2000)))
+    args = ("--vocabulary", store.path / "vocabulary.model", "--text", text, "--times", 1)
+    speed, memory = json_lines(run("benchmarks/data/encoding.py", *args))
+    assert speed["sentencepiece_mb_per_cpu_second"] > 0 and memory["peak_mb"] > 0
+
+
+@pytest.mark.long
 def test_a_step_in_bf16_is_compared_with_hugging_face():
     shape = {**TINY, "dtype": "bf16", "optimizer": True}
     ours, theirs = json_lines(

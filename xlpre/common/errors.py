@@ -1,4 +1,4 @@
-"""Error of the user, as opposed to a bug."""
+"""Errors of the user, as opposed to bugs."""
 
 from __future__ import annotations
 
@@ -9,3 +9,21 @@ class InputError(ValueError):
     Commands print its message without a traceback (see `xlpre.common.cli_main`): `KEY=VALUE is invalid: RULE. REMEDY.` All other
     ValueErrors are bugs.
     """
+
+
+def check_minimum(name: str, value: float | None, minimum: int, remedy: str = "") -> None:
+    """Raise InputError if a number is below its minimum. None is accepted.
+
+    Args:
+        name: setting, option or argument, for the message.
+        value: the number.
+        minimum: smallest value that is accepted.
+        remedy: sentence on what to set instead; empty if the rule says it all.
+    """
+    if value is not None and not value >= minimum:
+        raise InputError(f"{name}={value} is invalid: it must be at least {minimum}.{f' {remedy}' if remedy else ''}")
+
+
+def option_name(name: str) -> str:
+    """Return the option of a command line whose value is the attribute `name` of the parsed arguments: `--mem-len` for mem_len."""
+    return f"--{name.replace('_', '-')}"

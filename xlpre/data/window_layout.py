@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xlpre.common.errors import InputError
+from xlpre.common.errors import InputError, check_minimum
 from xlpre.data.lanes import DirectedText, WindowLocation
 from xlpre.data.rng import RowRng
 from xlpre.text import special_tokens
@@ -58,10 +58,7 @@ class DataConfig:
                 f"data.seq_len={plain_len}."
             )
         for name in ("windows_per_run", "num_threads"):
-            if getattr(self, name) < 1:
-                raise InputError(
-                    f"data.{name}={getattr(self, name)} is invalid: it must be at least 1. Set data.{name}=1."
-                )
+            check_minimum(f"data.{name}", getattr(self, name), 1, f"Set data.{name}=1.")
 
     @property
     def has_pairs(self) -> bool:

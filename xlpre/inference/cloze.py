@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from xlpre.batch import Batch
-from xlpre.common.errors import InputError
+from xlpre.common.errors import InputError, check_minimum
 from xlpre.data.store import SplitData
 from xlpre.inference.batches import check_length, masked_batch, masked_row
 from xlpre.model.dropout import without_dropout
@@ -186,8 +186,7 @@ def predict_blanks(model: LanguageModel, tokenizer: Tokenizer, text: str, top_k:
     Raises:
         InputError: see `cloze_batch`; or `top_k` is below 1.
     """
-    if top_k < 1:
-        raise InputError(f"top_k={top_k} is invalid: it must be at least 1.")
+    check_minimum("top_k", top_k, 1)
     batch = cloze_batch(text, tokenizer, model.backbone.two_streams)
     return ClozeResult(text, top_predictions(model, batch, tokenizer, top_k), [])
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from xlpre.batch import Batch, causal_batch
-from xlpre.common.errors import InputError
+from xlpre.common.errors import InputError, check_minimum
 from xlpre.inference.batches import check_length, collate, unmasked_batch
 from xlpre.inference.scoring import BATCH_TOKENS, encode_texts
 from xlpre.model.backbone import Backbone
@@ -56,10 +56,7 @@ def embed(
         raise InputError(f"pooling={pooling!r} is invalid: it must be one of {', '.join(POOLING)}.")
     if is_causal and pooling == "cls":
         raise InputError("pooling='cls' is invalid: a causal model was not trained with <cls>. Set pooling='mean'.")
-    if batch_tokens < 1:
-        raise InputError(
-            f"batch_tokens={batch_tokens} is invalid: it must be at least 1. Leave it out for {BATCH_TOKENS}."
-        )
+    check_minimum("batch_tokens", batch_tokens, 1, f"Leave it out for {BATCH_TOKENS}.")
     ids = encode_texts(tokenizer, texts)
     check_vocab_size(tokenizer, model.config.vocab_size)
     encoder = _content_encoder(model.backbone)

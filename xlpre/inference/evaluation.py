@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from xlpre.batch import Batch
-from xlpre.common.errors import InputError
+from xlpre.common.errors import InputError, check_minimum
 from xlpre.data import encoded_documents
 from xlpre.data.lanes import DirectedText, WindowLocation
 from xlpre.data.rng import RowRng
@@ -115,8 +115,7 @@ class EvalSettings:
 
     def __post_init__(self) -> None:
         for name, minimum in (("mem_len", 0), ("n_orders", 1), ("seed", 0), ("batch_size", 1)):
-            if (value := getattr(self, name)) < minimum:
-                raise InputError(f"{name}={value} is invalid: it must be at least {minimum}.")
+            check_minimum(name, getattr(self, name), minimum)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 from xlpre.batch import HIDDEN_RANK, Batch
-from xlpre.common.errors import InputError
+from xlpre.common.errors import InputError, check_minimum
 from xlpre.common.messages import counted
 from xlpre.common.tables import to_text
 from xlpre.inference.batches import collate, text_batch
@@ -140,10 +140,8 @@ def fill(
     if order not in ORDERS:
         raise InputError(f"order={order!r} is invalid: it must be one of {', '.join(ORDERS)}.")
     for name, value in (("beam", beam), ("num_samples", num_samples), ("batch_tokens", batch_tokens)):
-        if value is not None and value < 1:
-            raise InputError(f"{name}={value} is invalid: it must be at least 1. Correct it or leave it out.")
-    if seed < 0:
-        raise InputError(f"seed={seed} is invalid: it must be at least 0.")
+        check_minimum(name, value, 1, "Correct it or leave it out.")
+    check_minimum("seed", seed, 0)
     if not 0 < temperature < math.inf:
         raise InputError(
             f"temperature={temperature} is invalid: it must be above 0 and finite. Set 1 for the probabilities of the model."

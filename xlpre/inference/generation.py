@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from xlpre.common.errors import InputError
+from xlpre.common.errors import InputError, check_minimum
 from xlpre.inference.token_readers import CausalReader, PermutationReader, TokenReader
 from xlpre.inference.token_sampling import TokenSampler
 from xlpre.model.dropout import without_dropout
@@ -72,9 +72,7 @@ class GenerationConfig:
     def __post_init__(self) -> None:
         minima = {"max_new_tokens": 1, "top_k": 1, "num_samples": 1, "mem_len": 1, "free_len": 1}
         for name, minimum in {**minima, "temperature": 0, "seed": 0}.items():
-            value = getattr(self, name)
-            if value is not None and not value >= minimum:
-                raise InputError(f"{name}={value} is invalid: it must be at least {minimum}.")
+            check_minimum(name, getattr(self, name), minimum)
         if self.temperature == float("inf"):
             raise InputError("temperature=inf is invalid: it must be finite. Set temperature=1.")
         if not 0 < self.top_p <= 1:
@@ -140,8 +138,7 @@ def generate(
     check_vocab_size(tokenizer, model.config.vocab_size)
     if isinstance(prompts, str):
         raise InputError(f"prompts={prompts!r:.60} is invalid: it must be a list of texts. Write [prompt].")
-    if batch_size < 1:
-        raise InputError(f"batch_size={batch_size} is invalid: it must be at least 1.")
+    check_minimum("batch_size", batch_size, 1)
     padding = encode_prompt(tokenizer, config.padding) if config.padding else np.empty(0, np.int64)
     encoded = [np.concatenate([padding, encode_prompt(tokenizer, prompt)]) for prompt in prompts]
     texts = [tokenizer.decode(p) if not isinstance(p, str) else p for p in prompts]

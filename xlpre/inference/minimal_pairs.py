@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from xlpre.common.errors import InputError
+from xlpre.common.errors import InputError, check_minimum
 from xlpre.inference.scoring import TextScore, encode_texts
 from xlpre.text.readers import ByteCounter, json_rows
 from xlpre.text.tokenizer import Tokenizer
@@ -110,8 +110,7 @@ def read_pairs(paths: Sequence[str | Path], limit: int | None = None) -> list[Mi
     Raises:
         InputError: there is no such file, a line is malformed, or a paradigm has two phenomena. The message names file and line.
     """
-    if limit is not None and limit < 1:
-        raise InputError(f"limit={limit} is invalid: it must be at least 1.")
+    check_minimum("limit", limit, 1)
     pairs: list[MinimalPair] = []
     phenomenon_of: dict[str, str] = {}
     counts: dict[str, int] = {}

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from xlpre.batch import HIDDEN_RANK, Batch, make_batch
-from xlpre.common.errors import InputError
+from xlpre.common.errors import InputError, check_minimum
 from xlpre.data.window_layout import SEGMENT_A, SEGMENT_CLS
 from xlpre.inference.batches import unmasked_batch
 from xlpre.inference.modes import SCORE_MODES, resolve_mode
@@ -150,10 +150,8 @@ def score(
     """
     mode = resolve_mode(mode, resolve_objective(objective, model.backbone.two_streams), SCORE_MODES)
     for name, value in (("n_orders", n_orders), ("window", window), ("batch_tokens", batch_tokens)):
-        if value < 1:
-            raise InputError(f"{name}={value} is invalid: it must be at least 1.")
-    if seed < 0:
-        raise InputError(f"seed={seed} is invalid: it must be at least 0.")
+        check_minimum(name, value, 1)
+    check_minimum("seed", seed, 0)
     if not len(texts):
         return []
     ids = encode_texts(tokenizer, texts)

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Literal
 
-from xlpre.common.errors import InputError
+from xlpre.common.errors import InputError, check_minimum
 from xlpre.common.messages import as_yaml
 from xlpre.config.schema_docs import check_choices
 
@@ -107,10 +107,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         check_choices(self, "model.")
         for name, minimum in MINIMUM.items():
-            value = getattr(self, name)
-            if value is not None and value < minimum:
-                optional = " Or set null." if type(self).__dataclass_fields__[name].default is None else ""
-                raise InputError(f"model.{name}={value} is invalid: it must be at least {minimum}.{optional}")
+            optional = "Or set null." if type(self).__dataclass_fields__[name].default is None else ""
+            check_minimum(f"model.{name}", getattr(self, name), minimum, optional)
         if self.n_layer > MAX_LAYERS:
             raise InputError(
                 f"model.n_layer={self.n_layer} is invalid: it must be at most {MAX_LAYERS}. Set fewer layers."

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from xlpre.batch import HIDDEN_RANK
-from xlpre.common.errors import InputError
+from xlpre.common.errors import InputError, check_minimum
 from xlpre.model.config import ModelConfig
 
 MEMORY_RANK = -1  # rank of visible memory, below the rank of every token of the window
@@ -291,8 +291,7 @@ def initial_memory(
         InputError: `mem_len` is negative or `initial` is unknown.
     """
     length = config.mem_len if mem_len is None else mem_len
-    if length < 0:
-        raise InputError(f"mem_len={length} is invalid: it must be at least 0. Set mem_len=0 for no memory.")
+    check_minimum("mem_len", length, 0, "Set mem_len=0 for no memory.")
     if initial not in ("empty", "zeros"):
         raise InputError(f"initial={initial!r} is invalid: it must be 'empty' or 'zeros'.")
     hidden = torch.zeros(config.n_layer, rows, length, config.d_model, device=device, dtype=dtype)

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from xlpre.common.errors import InputError
+from xlpre.common.errors import InputError, check_minimum
 from xlpre.config.schema_docs import check_choices
 from xlpre.data.rng import RowRng
 from xlpre.data.window_layout import Windows
@@ -48,10 +48,8 @@ class ObjectiveConfig:
     def __post_init__(self) -> None:
         check_choices(self, "objective.")
         for name in ("partial_k", "max_span", "perm_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                hint = " Set objective.max_span=1 to predict single words." if name == "max_span" else ""
-                raise InputError(f"objective.{name}={value} is invalid: it must be at least 1.{hint}")
+            hint = "Set objective.max_span=1 to predict single words." if name == "max_span" else ""
+            check_minimum(f"objective.{name}", getattr(self, name), 1, hint)
         for name in ("left_to_right", "independent"):
             if not 0 <= (share := getattr(self, name)) <= 1:
                 raise InputError(f"objective.{name}={share} is invalid: it must be between 0 and 1.")

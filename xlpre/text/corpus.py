@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
-from xlpre.common.errors import InputError
+from xlpre.common.errors import InputError, check_minimum
 from xlpre.text.docstring_corpus import read_docstrings
 from xlpre.text.document import (
     MAX_DOCUMENT_CHARS,
@@ -89,14 +89,8 @@ class TextConfig:
             raise InputError(
                 f"text.val_fraction={self.val_fraction} is invalid: it must be above 0 and below 0.5. Set 0.01, for example."
             )
-        if self.max_chars is not None and self.max_chars < 1:
-            raise InputError(
-                f"text.max_chars={self.max_chars} is invalid: it must be at least 1. Set null to read everything."
-            )
-        if self.num_processes is not None and self.num_processes < 1:
-            raise InputError(
-                f"text.num_processes={self.num_processes} is invalid: it must be at least 1. Set null for one per core."
-            )
+        check_minimum("text.max_chars", self.max_chars, 1, "Set null to read everything.")
+        check_minimum("text.num_processes", self.num_processes, 1, "Set null for one per core.")
         for source, weight in self.mixture.items():
             if weight <= 0:
                 raise InputError(

@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from xlpre.common.errors import InputError
+from xlpre.common.errors import InputError, check_minimum
 from xlpre.common.files import atomic_write
 from xlpre.text import special_tokens
 from xlpre.text.document import Document, LineType
@@ -66,14 +66,8 @@ class TokenizerConfig:
                 f"tokenizer.character_coverage={self.character_coverage} is invalid: SentencePiece accepts {MIN_COVERAGE} to 1. "
                 "Set 0.9995 for scripts with thousands of characters, otherwise 0.99995."
             )
-        if self.train_chars < 1:
-            raise InputError(
-                f"tokenizer.train_chars={self.train_chars} is invalid: it must be at least 1. Set 100000000, for example."
-            )
-        if self.min_count < 1:
-            raise InputError(
-                f"tokenizer.min_count={self.min_count} is invalid: it must be at least 1. Set 1 to keep every piece."
-            )
+        check_minimum("tokenizer.train_chars", self.train_chars, 1, "Set 100000000, for example.")
+        check_minimum("tokenizer.min_count", self.min_count, 1, "Set 1 to keep every piece.")
         n_symbols = special_tokens.N_SPECIAL + (
             len(special_tokens.USER_DEFINED_SYMBOLS) if self.kind == "sentencepiece" else 0
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from xlpre.common.errors import InputError
+from xlpre.common.errors import InputError, check_minimum
 from xlpre.common.messages import counted
 from xlpre.training.batch_schedule import BatchSchedule, split_batch
 
@@ -86,17 +86,12 @@ class TrainConfig:
             "max_skipped_steps",
         )
         for name in counts:
-            if (value := getattr(self, name)) < 1:
-                raise InputError(f"train.{name}={value} is invalid: it must be at least 1. Set train.{name}=1.")
+            check_minimum(f"train.{name}", getattr(self, name), 1, f"Set train.{name}=1.")
         for name in ("micro_batch_size", "keep_checkpoints_every"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"train.{name}={value} is invalid: it must be at least 1. Set train.{name}=null.")
-        if self.batch_warmup_steps < 0:
-            raise InputError(
-                f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: it must be at least 0. "
-                "Set train.batch_warmup_steps=0 for no warm-up."
-            )
+            check_minimum(f"train.{name}", getattr(self, name), 1, f"Set train.{name}=null.")
+        check_minimum(
+            "train.batch_warmup_steps", self.batch_warmup_steps, 0, "Set train.batch_warmup_steps=0 for no warm-up."
+        )
         if self.batch_warmup_steps and self.micro_batch_size is None:
             raise InputError(
                 f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: the warm-up adds micro-steps to a step, but with "

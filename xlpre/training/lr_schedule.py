@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from xlpre.common.errors import InputError
+from xlpre.common.errors import InputError, check_minimum
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,7 @@ class ScheduleConfig:
     min_lr_ratio: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.warmup_steps < 0:
-            raise InputError(
-                f"schedule.warmup_steps={self.warmup_steps} is invalid: it must be at least 0. "
-                "Set schedule.warmup_steps=0 for no warm-up."
-            )
+        check_minimum("schedule.warmup_steps", self.warmup_steps, 0, "Set schedule.warmup_steps=0 for no warm-up.")
         if not 0 <= self.min_lr_ratio <= 1:
             raise InputError(
                 f"schedule.min_lr_ratio={self.min_lr_ratio} is invalid: it must be between 0 and 1. "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from xlpre.common.errors import InputError
+from xlpre.common.errors import InputError, check_minimum
 
 MAX_SEED = 2**63 - 1  # the largest seed that both torch and numpy accept
 
@@ -23,10 +23,8 @@ def check_run_identity(name: str, run_dir: str, seed: int, num_seeds: int = 1) -
         )
     if not run_dir:
         raise InputError("run_dir='' is invalid: it must name a folder. Leave it out for runs/NAME.")
-    if seed < 0:
-        raise InputError(f"seed={seed} is invalid: it must be at least 0. Set seed=1.")
-    if num_seeds < 1:
-        raise InputError(f"num_seeds={num_seeds} is invalid: it must be at least 1. Set num_seeds=1.")
+    check_minimum("seed", seed, 0, "Set seed=1.")
+    check_minimum("num_seeds", num_seeds, 1, "Set num_seeds=1.")
     if (last := seed + num_seeds - 1) > MAX_SEED:
         raise InputError(
             f"seed={last} is invalid: it must be at most {MAX_SEED}, also for the last of num_seeds={num_seeds} seeds. Set seed=1."

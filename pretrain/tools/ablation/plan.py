@@ -22,7 +22,7 @@ from pretrain.tools.ablation.stages import (
     TextEvaluation,
     check_cli_args,
 )
-from xlpre.common.errors import InputError
+from xlpre.common.errors import InputError, check_minimum
 from xlpre.config.loader import keys_in_file, keys_in_override, load_config
 
 ROW_KEYS = ("name", "run_dir", "seed")  # settings that pretrain/ablate.py sets for each run
@@ -201,10 +201,7 @@ class Ablation:
         self.published = config.published
         self._common, self._overrides = config.common, overrides
         self.num_seeds = config.num_seeds if num_seeds is None else num_seeds
-        if self.num_seeds < 1:
-            raise InputError(
-                f"--seeds={self.num_seeds} is invalid: it must be at least 1. Leave it out to use num_seeds of the file."
-            )
+        check_minimum("--seeds", self.num_seeds, 1, "Leave it out to use num_seeds of the file.")
         self.seeds = range(1, self.num_seeds + 1)
         if only_pretraining and config.model:
             raise InputError(
