@@ -13,6 +13,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 REPORTS = Path(__file__).parent
+STEPS_OF_WHOLE_EPOCHS = ("2105", "1714")  # of fine-tuning runs that read all examples, in contrast to short runs
 
 
 def read(name: str) -> list[dict[str, str]]:
@@ -28,7 +29,7 @@ def save(axes: plt.Axes, name: str) -> None:
     plt.close(axes.figure)
 
 
-def draw_losses(report: str, runs: Iterable[str], top: float, name: str = "curves.png") -> None:
+def draw_losses(report: str, runs: Iterable[str], top: float) -> None:
     """Draw val loss against tokens: one color per run, one line per seed."""
     curves = defaultdict(list)
     for row in read(f"{report}/results.csv"):
@@ -42,7 +43,7 @@ def draw_losses(report: str, runs: Iterable[str], top: float, name: str = "curve
             axes.plot(*zip(*curves[run, seed], strict=True), color=f"C{number}", label=label, linewidth=1.4)
     axes.set(xlabel="window tokens (millions)", ylabel="val loss (nats)", ylim=(None, top))
     axes.legend(frameon=False, fontsize=8)
-    save(axes, f"{report}/{name}")
+    save(axes, f"{report}/curves.png")
 
 
 def draw_final_losses(report: str, runs: dict[str, str], key: str, label: str, name: str) -> None:
@@ -60,12 +61,11 @@ def draw_final_losses(report: str, runs: dict[str, str], key: str, label: str, n
     save(axes, f"{report}/{name}")
 
 
-def draw_scores(report: str, models: list[str], tasks: dict[str, str], all_examples: bool) -> None:
-    """Draw task scores: one color per model, a point per seed at the model's best learning rate, a bar at the median."""
+def draw_scores(report: str, models: list[str], tasks: dict[str, str]) -> None:
+    """Draw scores of short fine-tuning runs: a color per model, a point per seed at its best learning rate, a bar at the median."""
     values = defaultdict(lambda: defaultdict(list))
     for row in read(f"{report}/results.csv"):
-        short = row["train_examples"] == "all" and row["steps"] not in ("2105", "1714")
-        if short == all_examples:
+        if row["train_examples"] == "all" and row["steps"] not in STEPS_OF_WHOLE_EPOCHS:
             values[row["task"], row["model"]][row["learning_rate"]].append(100 * float(row["value"]))
     _, axes = plt.subplots(figsize=(7.5, 4))
     width = 0.8 / len(models)
@@ -91,7 +91,7 @@ def draw_step_speed() -> None:
         for line in map(json.loads, file):
             if line["run"] == "compiled_huggingface" and line["impl"] == "xlpre":
                 config = line["config"]
-                name = f"{config['n_layer']} layers, d {config['d_model']}, {config['window']} tokens"
+                name = f"{config['n_layer']} layers, width {config['d_model']},\n{config['window']} tokens"
                 dropout = ", dropout" if config["dropout"] else ""
                 for peer, ratio in line["times_as_fast_as"].items():
                     ratios[name, {"hf": "eager", "hf-compile": "compiled"}[peer] + dropout] = ratio
@@ -103,11 +103,11 @@ def draw_step_speed() -> None:
             [place + 0.2 * (number - 1.5) for place in range(len(models))],
             [ratios[model, kind] for model in models],
             0.19,
-            label=f"Hugging Face, {kind}",
+            label=f"Hugging Face {kind}",
         )
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xticks(range(len(models)), models)
-    axes.set(ylabel="times as fast")
+    axes.set(ylabel="xlpre: times as fast as Hugging Face", xlabel="model (one core of an Intel Xeon, fp32)")
     axes.legend(frameon=False, fontsize=8)
     save(axes, "step_speed/ratios.png")
 
@@ -140,7 +140,7 @@ def draw_gpu_steps() -> None:
         axes.bar([place + 0.12 * (number - 3) for place in places], ratios, 0.11, label=label)
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xticks(range(len(models)), models)
-    axes.set(ylabel="tokens per second,\nHugging Face = 1")
+    axes.set(ylabel="tokens per second on an H200,\nHugging Face = 1")
     axes.legend(frameon=False, fontsize=8)
     save(axes, "gpu/tokens_per_second.png")
 
@@ -164,6 +164,19 @@ def draw_gpu_pretraining() -> None:
     axes.set(xlabel="window tokens (millions)", ylabel="loss (nats)", ylim=(None, 5))
     axes.legend(frameon=False, fontsize=8)
     save(axes, "gpu_pretraining/curves.png")
+
+
+def draw_preparation_memory() -> None:
+    """Draw the peak memory of preparing a token store against the amount of text."""
+    with open(REPORTS / "data_path/results.jsonl") as file:
+        lines = [line for line in map(json.loads, file) if line.get("what") == "preparing"]
+    _, axes = plt.subplots(figsize=(6, 3.5))
+    sizes = [line["text_mb"] for line in lines]
+    axes.plot(sizes, [line["peak_mb"] for line in lines], "o-", label="main process")
+    axes.plot(sizes, [line["peak_mb_of_a_worker"] for line in lines], "s--", label="largest worker")
+    axes.set(xlabel="text (MB)", ylabel="peak resident memory (MB)", ylim=(0, None))
+    axes.legend(frameon=False)
+    save(axes, "data_path/memory.png")
 
 
 def draw_cached_evaluation() -> None:
@@ -281,7 +294,7 @@ def draw_enwik8() -> None:
         axes.axhline(value, color=f"C{number}", label=name)
     for number, (name, value) in enumerate(compressors.items()):
         axes.axhline(value, color="0.6", linestyle=("--", ":", "-.", (0, (1, 3)))[number], label=name)
-    axes.set(xlabel="memory at evaluation (bytes)", ylabel="bits per character of the test text")
+    axes.set(xlabel="memory at evaluation (bytes)", ylabel="bits per byte of the test text")
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     save(axes, "transformer-xl/memory.png")
 
@@ -311,7 +324,7 @@ def main() -> None:
     draw_losses("text_amount", ["6.1 M tokens", "11.3 M tokens", "24.0 M tokens"], top=6)
     rows = ["published", "local", "init_std_0.05", "no_memory", "one_local", "bias_std_1", "output_bias", "lr_3e-4"]
     draw_losses("initialization", rows, top=7)
-    draw_losses("ablations", ["base", "no_memory", "no_spans", "denoising", "k_3", "next_sentence"], top=5.6)
+    draw_losses("ablations", ["base", "no_memory", "no_spans", "k_3", "next_sentence"], top=5.6)
     draw_losses(
         "one_hour",
         [
@@ -350,26 +363,25 @@ def main() -> None:
         "lr_5e-4": "learning rate 5e-4",
         "lr_2e-3": "learning rate 2e-3",
     }
-    draw_final_losses("small_budgets", rows, "val_loss", "val loss (nats)", "curves.png")
+    draw_final_losses("small_budgets", rows, "val_loss", "val loss (nats)", "losses.png")
     sizes = {"v_2000": "2,000", "v_4000": "4,000", "v_8000": "8,000", "v_16000": "16,000"}
     draw_final_losses("vocabulary", sizes, "val_bpb", "bits per byte", "bits_per_byte.png")
     tasks = {
-        "glue/sst-2": "SST-2",
-        "glue/cola": "CoLA",
-        "glue/mrpc": "MRPC",
-        "glue/qnli": "QNLI",
-        "squad/1.1": "SQuAD 1.1 F1",
-        "race/middle": "RACE-middle",
+        "glue/sst-2": "SST-2\naccuracy",
+        "glue/cola": "CoLA\nMatthews",
+        "glue/mrpc": "MRPC\naccuracy",
+        "glue/qnli": "QNLI\naccuracy",
+        "squad/1.1": "SQuAD 1.1\nF1",
+        "race/middle": "RACE-middle\naccuracy",
     }
-    draw_scores("task_gains", ["6.1 M tokens", "24.0 M tokens", "from scratch"], tasks, all_examples=True)
-    draw_scores(
-        "objectives", ["permutation", "denoising", "from scratch"], dict(list(tasks.items())[:5]), all_examples=True
-    )
+    draw_scores("task_gains", ["6.1 M tokens", "24.0 M tokens", "from scratch"], tasks)
+    draw_scores("objectives", ["permutation", "denoising", "from scratch"], dict(list(tasks.items())[:5]))
     draw_pairs_by_objective()
     draw_step_speed()
     draw_gpu_steps()
     draw_gpu_pretraining()
     draw_cached_evaluation()
+    draw_preparation_memory()
 
 
 if __name__ == "__main__":
