@@ -60,7 +60,7 @@ def test_every_command_of_the_readme_works(tmp_path, text_file):
         check_command(program, args, tmp_path)
         n_commands += 1
     assert n_commands >= 10
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"quickstart", "mine", "no_memory", "more"}
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"quickstart", "mine", "no_memory", "from_mine"}
     for name, n_plots in (("quickstart", 4), ("mine", 3)):
         page = (tmp_path / "runs" / name / "report.html").read_text()
         assert page.count("<svg") == n_plots and "unigram baseline" in page
