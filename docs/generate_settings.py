@@ -53,8 +53,8 @@ After reading this page you can set any part of a fine-tuning run from a file or
 
 `finetune/run.py` takes `--config FILE key=value ...`. A file may start with `extends: other.yaml`, with a path relative to its own folder,
 and overrides the settings of that file. `task_overrides` of the selected task override the rest of the file, but not a file that extends
-it. The command line overrides everything. Each run stores its resolved settings in `config.yaml` in its folder. [configuration.md](configuration.md) explains how values
-are written, and `deepspeed`.
+it. The command line overrides everything. Each run stores its resolved settings in `config.yaml` in its folder.
+[configuration.md](configuration.md) explains how values are written, and `deepspeed`.
 
 `python docs/generate_settings.py` writes this page.
 

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import io
+import itertools
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.integration.forking import ForkedCommand
 from xlpre.common.cli_main import run_main
+from xlpre.common.launcher import LAUNCHER_VARIABLES
 from xlpre.training.distributed import free_port
 from xlpre.training.metrics_writer import read_metrics
 
@@ -38,12 +40,13 @@ SETTINGS = {
     "eval.batch_size": 2,
     "eval.num_windows": 3,
 }
-LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+PYTORCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def environment() -> dict[str, str]:
     """Return environment variables for a process with one thread on the CPU. Variables of a launcher that runs the tests are removed."""
-    inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
+    launchers = {*PYTORCH_VARIABLES, *itertools.chain.from_iterable(LAUNCHER_VARIABLES)}
+    inherited = {name: value for name, value in os.environ.items() if name not in launchers}
     binaries = str(Path(sys.executable).parent)
     return {
         **inherited,
@@ -100,7 +103,7 @@ def run_together(
         "MASTER_PORT": str(free_port()),
     }
     ranks = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
-    environments = ranks if processes > 1 else [environment()]
+    environments = ranks if processes > 1 else [environment() | {"FAULT": shared["FAULT"]}]
     return ForkedCommand([str(REPOSITORY / script), *rest], REPOSITORY, environments).wait(timeout)
 
 

@@ -70,7 +70,7 @@ class ForkedCommand:
         return file.read_text(errors="replace") if file.exists() else ""
 
     def wait_for(self, condition: Callable[[], bool], timeout: float = 120) -> None:
-        """Wait until the condition holds, all processes have ended, or `timeout` seconds have passed."""
+        """Wait until the condition holds. Fail if all processes end, or `timeout` seconds pass before."""
         deadline = time.monotonic() + timeout
         while (
             not condition()
@@ -78,6 +78,7 @@ class ForkedCommand:
             and any(process.exitcode is None for process in self._processes)
         ):
             time.sleep(0.01)
+        assert condition(), self.stdout()[-2000:]
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the first process."""

@@ -34,13 +34,14 @@ def trained(finished_run, tmp_path):
 
 
 def test_training_starts_from_any_kind_of_folder(trained, make_args, tmp_path):
-    native = trained / "model"
     for kind in ("hf", "tf"):
         result = call("pretrain/export.py", trained, tmp_path / kind, f"--{kind}")
         assert result.returncode == 0 and "step 10" in result.stdout, result.stderr
     jobs = [
         make_args(f"from{number}", train__steps=2, schedule__warmup_steps=2, init_from=source)
-        for number, source in enumerate((native, tmp_path / "hf", tmp_path / "tf"))
+        for number, source in enumerate(
+            (trained, tmp_path / "hf", tmp_path / "tf")
+        )  # the folder of the run, and exported folders
     ]
     result = run("tests/integration/several_runs.py", json.dumps(jobs))
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]

@@ -38,6 +38,7 @@ def start_two(args, wait_for="step 9:"):
         lines.append(line)
         if wait_for in line:
             return launcher, lines
+    kill_all(launcher)
     raise AssertionError("".join(lines))
 
 
@@ -57,8 +58,8 @@ def test_a_process_that_hangs_or_dies_ends_the_job_in_bounded_time(make_args, tm
         assert not other.is_running() or other.status() == psutil.STATUS_ZOMBIE
         if victim.is_running():
             victim.kill()
-        lines += launcher.stdout.read()
-        assert launcher.wait(30) != 0
+        lines.append(launcher.communicate(timeout=60)[0])
+        assert launcher.returncode == 3 if number == signal.SIGSTOP else launcher.returncode
     finally:
         if launcher.poll() is None:
             kill_all(launcher)
@@ -88,6 +89,20 @@ def test_a_training_saves_when_its_terminal_is_closed(make_args, tmp_path):
     assert [
         checkpoint.read_manifest(path)["step"] for path in checkpoint.list_complete(tmp_path / "closed" / "checkpoints")
     ] == [step]
+
+
+def test_a_training_saves_when_the_reader_of_its_output_ends(make_args, tmp_path):
+    command = [sys.executable, str(REPOSITORY / SCRIPT), *make_args("broken", train__steps=100000)]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert any(line.startswith("step 3:") for line in process.stdout)
+            process.stdout.close()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+    step = max(line["step"] for line in read_metrics(tmp_path / "broken"))
+    (saved,) = checkpoint.list_complete(tmp_path / "broken" / "checkpoints")
+    assert checkpoint.read_manifest(saved)["step"] == step
 
 
 def test_infinite_gradients_stop_the_run_with_a_dump_and_a_replay_command(make_args, tmp_path):

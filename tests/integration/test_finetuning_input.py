@@ -267,12 +267,14 @@ def test_standard_input_is_read_like_a_file(tmp_path):
     with open(tmp_path / "lines", "rb") as file:
         original_stdin = os.dup(0)
         os.dup2(file.fileno(), 0)
-        lines = read_input(None, ("text",))
-        assert [next(lines), next(lines)] == [("stdin, line 1", '{"text": "ba"}'), ("stdin, line 2", "b\re")]
-        with pytest.raises(ValueError, match="stdin, line 3: not UTF-8"):
-            next(lines)
-        os.dup2(original_stdin, 0)
-        os.close(original_stdin)
+        try:
+            lines = read_input(None, ("text",))
+            assert [next(lines), next(lines)] == [("stdin, line 1", '{"text": "ba"}'), ("stdin, line 2", "b\re")]
+            with pytest.raises(ValueError, match="stdin, line 3: not UTF-8"):
+                next(lines)
+        finally:
+            os.dup2(original_stdin, 0)
+            os.close(original_stdin)
 
 
 def test_a_pipe_and_a_table_on_standard_input_are_refused_with_the_right_way(tmp_path, monkeypatch):

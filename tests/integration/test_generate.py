@@ -47,6 +47,13 @@ def test_a_choice_among_one_token_is_greedy(model, capsys):
     assert run(model, "Ba di.", "--top-k", "1", capsys=capsys) == greedy
 
 
+def test_text_is_printed_as_it_is_generated(model, monkeypatch):
+    parts = []
+    monkeypatch.setattr(command, "print", lambda *texts, **_: parts.append("".join(texts)), raising=False)
+    command.main([str(model), "Ba di.", "--max-new-tokens", "12"])
+    assert len(parts) > 3 and "".join(parts) == expected_texts(model, "Ba di.")[0]
+
+
 def test_several_samples_are_numbered(model, capsys):
     first, second = expected_texts(model, "Ba di.", num_samples=2, seed=5)
     out = run(model, "Ba di.", "--num-samples", "2", "--seed", "5", capsys=capsys)

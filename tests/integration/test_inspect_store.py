@@ -1,5 +1,7 @@
 """`pretrain/inspect_store.py`: statistics of a store."""
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -21,6 +23,20 @@ def test_counts_are_those_of_the_store(store, tokenizer, capsys, tmp_path):
     assert statistics.document_lengths.sum() == len(store.train)
     longest, index = statistics.longest[0]
     assert longest == statistics.document_lengths.max() == statistics.document_lengths[index]
+
+
+def test_damage_that_opening_does_not_check_is_found_on_request(store, tmp_path, monkeypatch, capsys):
+    copy = tmp_path / "store"
+    shutil.copytree(store.path, copy)
+    monkeypatch.setattr("xlpre.data.store.MAX_BYTES_VERIFIED_ON_OPEN", 0)  # as if the store were large
+    (file,) = (copy / "val").glob("tokens*")
+    content = bytearray(file.read_bytes())
+    content[4] ^= 1  # another token of the vocabulary
+    file.write_bytes(content)
+    main([str(copy), "--samples", "0"])
+    assert "checksum" not in capsys.readouterr().out
+    with pytest.raises(ValueError, match="does not match its checksum"):
+        main([str(copy), "--samples", "0", "--verify"])
 
 
 def test_unknown_tokens_are_explained(tokenizer, tmp_path, capsys):

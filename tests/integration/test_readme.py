@@ -67,6 +67,28 @@ def test_every_command_of_the_readme_works(tmp_path, text_file):
         assert ("Minimal pairs" in page) == (name == "quickstart")
 
 
+def check_fine_tuning(folder: Path) -> None:
+    """Run the commands of the README's section on fine-tuning on a few examples."""
+    (folder / "finetune").symlink_to(REPOSITORY / "finetune")
+    lines = re.findall(r"^ {4}python (finetune/.*)$", (REPOSITORY / "README.md").read_text(), re.MULTILINE)
+    assert len(lines) == 4
+    for name in ("train", "dev", "test"):
+        (folder / f"{name}.csv").write_text("title,topic\nthe list of names,lists\nreturns a file,files\n" * 8)
+        table = folder / "glue_data" / "MRPC" / f"{name}.tsv"
+        table.parent.mkdir(parents=True, exist_ok=True)
+        label = "index" if name == "test" else "Quality"
+        rows = "".join(
+            f"{number if name == 'test' else number % 2}\t1\t2\tthe list\tthe file\n" for number in range(16)
+        )
+        table.write_text(f"{label}\t#1 ID\t#2 ID\t#1 String\t#2 String\n{rows}")
+    for line in lines:
+        args = shlex.split(line)
+        overrides = ["data.max_seq_len=16", "train.steps=2", "eval.every=2"] if args[0] == "finetune/run.py" else []
+        result = run(*args, *overrides, cwd=folder)
+        assert result.returncode == 0, f"{line}\n{result.stdout[-2000:]}\n{result.stderr[-2000:]}"
+    assert (folder / "runs/mrpc/table.md").exists() and (folder / "exported/topics/config.json").exists()
+
+
 def test_every_override_in_the_table_of_the_readme_is_valid():
     table = re.search(r"\| change \| override \|\n(.*?)\n\n", (REPOSITORY / "README.md").read_text(), re.DOTALL)[1]
     overrides = [re.search(r"`(.*?)`", line.split("|")[2])[1] for line in table.splitlines()[1:]]
@@ -90,7 +112,7 @@ def test_every_command_of_the_planning_page_works():
 
 
 @pytest.mark.long
-def test_every_command_of_the_pages_about_own_text_and_evaluation_works(tmp_path, text_file):
+def test_every_command_about_own_text_evaluation_and_fine_tuning_works(tmp_path, text_file):
     for name in ("configs", "pretrain"):
         (tmp_path / name).symlink_to(REPOSITORY / name)
     (tmp_path / "my_texts").mkdir()
@@ -109,6 +131,7 @@ def test_every_command_of_the_pages_about_own_text_and_evaluation_works(tmp_path
             program, *args = shlex.split(line)
             check_command(program, args, tmp_path)
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"mine", "longer", "mine_memory"}
+    check_fine_tuning(tmp_path)
 
 
 def test_the_predictions_of_the_page_about_distributed_training_are_those_of_the_plan(tmp_path):

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+import xlpre
 from pretrain import score as command
 from tests.conftest import write_folder
 from xlpre.conversion.model_folder import load_folder
@@ -55,6 +56,23 @@ def test_scores_of_lines_equal_those_from_python(model, sentences, tmp_path, cap
     command.main([str(model), str(sentences), "--out", str(tmp_path / "out.jsonl")])
     (first, *_) = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text("utf-8").splitlines()]
     assert first.keys() == {"text", "log_likelihood", "n_tokens", "n_unknown"} and not capsys.readouterr().out
+
+
+def test_options_are_those_of_python_and_change_the_scores(model, sentences, capsys):
+    lm = xlpre.load(model)
+
+    def scores(*options):
+        command.main([str(model), str(sentences), *options])
+        return [json.loads(line)["log_likelihood"] for line in capsys.readouterr().out.splitlines()]
+
+    plain = scores()
+    for options, settings in (
+        (["--prefix", "Ba di."], {"prefix": "Ba di."}),
+        (["--window", "4", "--mem-len", "0"], {"window": 4, "mem_len": 0}),
+        (["--mode", "any-order", "--orders", "2", "--seed", "3"], {"mode": "any-order", "n_orders": 2, "seed": 3}),
+    ):
+        expected = [score.log_likelihood for score in lm.score(SENTENCES, **settings)]
+        assert scores(*options) == pytest.approx(expected, abs=1e-3) and scores(*options) != pytest.approx(plain)
 
 
 def test_lines_of_standard_input_are_scored(model, sentences, capfd):

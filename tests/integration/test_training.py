@@ -13,6 +13,7 @@ from pretrain.config import PretrainConfig
 from pretrain.planning.flops import batch_shape, flops_per_step
 from tests.conftest import REPOSITORY, refused
 from tests.integration.conftest import call, damage, environment, read_steps, run, run_together, start
+from tests.integration.one_engine import needs_bf16
 from xlpre.common.files import lock_dir
 from xlpre.config.loader import load_config
 from xlpre.conversion.model_folder import load_folder
@@ -244,12 +245,29 @@ def test_a_run_does_not_resume_with_another_shape_or_seed(plain_run):
         "train.global_batch_size=8",
         "objective.max_span=1",
         "data.pairs=false",
+        "memory.initial=zeros",
     ):
         key, _, value = change.partition("=")
         done = call(SCRIPT, *args, change)  # the run is finished
         refused(done, key, value, f"was written with {key}=")
     done = run(SCRIPT, *args, "train.steps=30", "optim.beta2=0.5")  # the run would resume
     refused(done, "optim.beta2", 0.5, "optim.beta2=0.999")
+
+
+@needs_bf16
+def test_a_run_does_not_resume_in_another_precision(plain_run):
+    done = run(SCRIPT, *plain_run[1], "train.steps=30", "train.precision=bf16")
+    refused(done, "train.precision", "bf16", "was written with train.precision=fp32")
+
+
+def test_a_run_with_a_time_limit_ends_at_a_learning_rate_of_zero(make_args, tmp_path):
+    result = run(SCRIPT, *make_args("timed", train__steps=1_000_000, train__hours=0.0015))
+    assert result.returncode == 0, result.stderr
+    records = read_metrics(tmp_path / "timed")
+    rates = [record["lr"] for record in records if "lr" in record]
+    assert rates[-1] < 0.05 * max(rates) and "val_loss" in records[-1]
+    assert 0.0015 * 3600 <= records[-1]["train_seconds"] < 60
+    assert "finished" in run(SCRIPT, *make_args("timed", train__steps=1_000_000, train__hours=0.0015)).stdout
 
 
 @pytest.fixture
@@ -339,6 +357,7 @@ def test_cuda_graphs_train_to_the_same_weights(make_args, tmp_path, changes):
     script = "tests/unit/pretrain/stand_in_graphs.py"
     result = run(script, *make_args(name="recorded", **args, train__cuda_graphs=True))
     assert result.returncode == 0, result.stderr
+    assert "CUDA graphs were replayed" in result.stdout
     plain, recorded = (read_steps(tmp_path / name) for name in ("plain", "recorded"))
     assert [recorded[step][:2] for step in recorded] == [plain[step][:2] for step in plain]
     assert_equal_weights(load_folder(tmp_path / "plain/model"), load_folder(tmp_path / "recorded/model"))

@@ -199,4 +199,4 @@ def check_gradients(model, expected: dict[str, torch.Tensor]) -> None:
 def skip_unsupported(arrays, config) -> None:
     """Skip the test if parity is not claimed for the case."""
     if reason := unsupported_reason(arrays, config):
-        pytest.skip(reason)
+        pytest.skip(f"parity is not claimed: {reason}")

@@ -94,7 +94,7 @@ from xlpre.common import files
 def flock(*args):
     raise OSError(int(sys.argv[2]), os.strerror(int(sys.argv[2])))
 
-fcntl.flock, files.LEASE_SECONDS = flock, 0.6
+fcntl.flock, files.LEASE_SECONDS = flock, 2.0
 lock = files.lock_dir(Path(sys.argv[1]), "wait for it")
 print("locked", flush=True)
 if len(sys.argv) > 3:

@@ -24,7 +24,6 @@ from xlpre.text.sentencepiece_tokenizer import SentencePieceTokenizer
 from xlpre.text.tokenizer import TokenizerConfig
 from xlpre.text.tokenizer_training import train_tokenizer
 
-os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
 
 PREPROCESS = ("none", "cased", "uncased")

@@ -42,6 +42,19 @@ def test_runs_are_labeled_with_their_names_and_text_is_that_of_the_mixture(tmp_p
     assert "text: mine/*.txt" in page
 
 
+def test_runs_with_other_targets_or_another_objective_are_not_compared(tmp_path):
+    for name in ("mine", "targets", "objective"):
+        (tmp_path / name).mkdir()
+        write_run(tmp_path / name, name)
+    metrics = tmp_path / "targets/metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"val_unigram_loss": 6.0', '"val_unigram_loss": 6.1'))
+    config = PretrainConfig(name="objective", objective=ObjectiveConfig(name="denoising"))
+    save_config(config, tmp_path / "objective/config.yaml")
+    for name, reason in (("targets", "was evaluated on other targets"), ("objective", "has another objective")):
+        with pytest.raises(ValueError, match=rf"--against=\S*/{name} is invalid: it {reason} than .*/mine"):
+            write_report(tmp_path / "mine", [tmp_path / name])
+
+
 def test_the_page_says_why_validation_and_training_losses_differ_and_what_bits_per_byte_are(tmp_path):
     write_run(tmp_path, "mine")
     page = write_report(tmp_path).read_text()
