@@ -398,9 +398,8 @@ class Finetuning(ModelStage):
         settings = json.loads(json.dumps(dataclasses.asdict(self.config)))
         del settings["task_overrides"]  # they are part of the other values
         if self.reads_weights:
-            del settings[
-                "init_from"
-            ]  # the checksum of the weights identifies the model, also when its folder was moved
+            # the checksum of the weights identifies the model, also when its folder was moved
+            del settings["init_from"]
         return {key: value for key, value in _flatten(settings).items() if key not in FREE_SETTINGS}
 
 
