@@ -138,10 +138,15 @@ class Contender:
     Args:
         model: the model; it is moved to the device of the configuration.
         c: benchmark configuration.
+
+    Attributes:
+        model: the model.
+        has_cuda_graphs: True if steps replay CUDA graphs.
     """
 
     def __init__(self, model: nn.Module, c: dict[str, Any]) -> None:
         self.model = model.to(c["device"])
+        self.has_cuda_graphs = False
         self._run: Callable[..., Any] = self.model
         self._has_optimizer: bool = c["optimizer"]
         self._optimizer: torch.optim.Optimizer | None = None
@@ -165,7 +170,8 @@ class Contender:
             scope: one of SCOPES. `whole`: one graph for the model. `layers`: one graph that all layers share; the rest stays eager. An
                 empty string: no compilation. `graphs`, `layers+graphs`: record CUDA graphs (xlpre only). Others: a mode of torch.compile.
         """
-        if scope.endswith("graphs"):
+        self.has_cuda_graphs = scope in CUDA_GRAPH_SCOPES
+        if scope in ("graphs", "layers+graphs"):
             use_cuda_graphs(self.model)
             scope = scope.removesuffix("graphs").removesuffix("+")
         if scope == "layers":

@@ -27,7 +27,7 @@ has the reason, and the exit status is 1. An invalid configuration is refused wi
     activation_mb       memory per row that the forward pass keeps for the backward pass (GPU only)
     gradient_norm       norm of all gradients of the first step (GPU only)
 
-With CUDA graphs, whose memory is allocated when they are recorded, there is no step_mb and activation_mb.
+With CUDA graphs, step_mb and activation_mb are left out: the memory is allocated when the graphs are recorded.
 
 If `optimizer` is true, a step includes fused AdamW. Weights, gradients and moments have the type `dtype`.
 """
@@ -57,7 +57,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
 from benchmarks.common.agreement import agreeing_contenders, format_exception
 from benchmarks.common.contenders import (
-    CUDA_GRAPH_SCOPES,
     DEFAULT,
     Contender,
     check_config,
@@ -66,10 +65,10 @@ from benchmarks.common.contenders import (
     needed_flops,
 )
 from benchmarks.common.json_config import read_json_config
+from pretrain.trainer.logger import peak_flops
 from xlpre.common.cli_main import run_main
 from xlpre.common.errors import InputError, check_minimum
 from xlpre.training.deepspeed_engine import PRECISIONS
-from xlpre.training.device_specs import find_device_spec
 
 GRADIENT_NORM_TOLERANCE = 1e-2  # relative difference of the norm of all gradients, in the precision that is timed
 
@@ -104,7 +103,7 @@ def gradient_norm(contender: Contender) -> float:
     return norm
 
 
-def first_steps(name: str, contender: Contender, c: dict[str, Any]) -> dict[str, Any]:
+def first_steps(contender: Contender, c: dict[str, Any]) -> dict[str, Any]:
     """Run the first steps. Returns the loss and seconds of the first step (with compilation) and, on a GPU, memory and gradient norm."""
     contender.set_inputs(c, *make_inputs(c, PRECISIONS[c["dtype"]]))
     start = time.perf_counter()
@@ -121,7 +120,7 @@ def first_steps(name: str, contender: Contender, c: dict[str, Any]) -> dict[str,
     loss = contender.loss()
     activation_bytes = torch.cuda.memory_allocated() - allocated
     del loss
-    if config_of_contender(name, c)["compile"] not in CUDA_GRAPH_SCOPES:
+    if not contender.has_cuda_graphs:
         line["step_mb"] = round(step_bytes / 2**20, 1)
         line["activation_mb"] = round(activation_bytes / 2**20 / c["rows"], 1)
     line["gradient_norm"] = round(gradient_norm(contender), 6)
@@ -135,7 +134,7 @@ def race(contenders: dict[str, Contender], c: dict[str, Any], rounds: int, steps
     times: dict[str, list[tuple[float, float]]] = {}
     for name, contender in contenders.items():
         try:
-            lines[name] = {"impl": name, **first_steps(name, contender, c)}
+            lines[name] = {"impl": name, **first_steps(contender, c)}
             check_gradient_norm(lines, name, c)
             times[name] = [clock.time(contender, steps)]
         except (Exception, KeyboardInterrupt):  # after an interrupt, the other contenders are still timed and printed
@@ -183,21 +182,20 @@ def speed(times: list[tuple[float, float]], c: dict[str, Any]) -> dict[str, Any]
     """Return the metrics of speed, given the wall time and processor time of a step in each turn, in milliseconds."""
     wall, cpu = (statistics.median(values) for values in zip(*times, strict=True))
     flops = needed_flops(c) / wall * 1e3
-    has_peak = c["device"] != "cpu" and c["dtype"] != "fp32"
-    device = find_device_spec(torch.cuda.get_device_name()) if has_peak else None
+    peak = peak_flops(torch.device(c["device"]), PRECISIONS[c["dtype"]])
     return {
         "cpu_ms": round(cpu, 1),
         "wall_ms": round(wall, 2),
         "tokens_per_second": round(c["rows"] * c["window"] / wall * 1e3, 1),
         "tflops": round(flops / 1e12, 4),
-        "mfu": round(flops / device.flops, 4) if device else None,
+        "mfu": round(flops / peak, 4) if peak else None,
     }
 
 
 def step_memory(name: str, c: dict[str, Any]) -> float:
     """Run a step in this process. Return its peak resident memory minus the memory before it, in MiB."""
     contender = agreeing_contenders([name], c)[0][name]
-    first_steps(name, contender, c)
+    first_steps(contender, c)
     gc.collect()
     process, peak, running = psutil.Process(), [0], [True]
     before = process.memory_info().rss

@@ -46,7 +46,7 @@ class TrainLogger(RunLogger):
         shape = batch_shape(config, rows)
         self._targets_per_token = shape.n_targets / shape.seq_len
         self._flops_per_token = flops_per_step(config.model, shape) / (rows * shape.seq_len)
-        self._peak_flops = _peak_flops(context.device, context.dtype)
+        self._peak_flops = peak_flops(context.device, context.dtype)
         self._read_totals = read_totals
         self._tokens, self._wait_seconds = read_totals()
         super().__init__(
@@ -124,7 +124,7 @@ def format_metrics(metrics: Mapping[str, Any], device_type: str) -> str:
     )
 
 
-def _peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     """Return the peak FLOPs per second of the device in 16 bits; None if the peak is unknown or `dtype` is fp32."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return None

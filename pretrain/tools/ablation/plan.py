@@ -238,7 +238,7 @@ class Ablation:
 
     @property
     def ignored_overrides(self) -> str:
-        """A note about settings on the command line that rows set themselves; empty if there are none."""
+        """Notes that name the settings on the command line that rows set themselves, one per line; usually empty."""
         notes = []
         for override in self._overrides:
             key = override.partition("=")[0]

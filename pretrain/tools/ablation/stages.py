@@ -130,11 +130,9 @@ class Pretraining(Stage):
         Raises:
             InputError: the run has other settings than its row.
         """
-        self.check_settings(with_length=False)  # an unfinished run may be continued to another length
-        if not is_finished(self.config, self.explicit_keys):
-            return False
-        self.check_settings()
-        return True
+        finished = is_finished(self.config, self.explicit_keys)
+        self.check_settings(with_length=finished)  # an unfinished run may be continued to another length
+        return finished
 
     def evaluations(self) -> list[dict[str, Any]]:
         """Return the records of metrics.jsonl with a validation loss.
