@@ -27,7 +27,8 @@ def test_a_folder_is_read_back_with_its_table(table, tmp_path):
 def test_other_formats_are_refused_and_nothing_is_written(table, save, tmp_path):
     folder = make(table, vocab_size=len(table))
     with pytest.raises(
-        ValueError, match=f"a vocabulary of {table.kind} is invalid for this format: .* without --hf and --tf"
+        ValueError,
+        match=f"with a vocabulary of {table.kind} is invalid for this format: .* Use the model folder of xlpre as it is",
     ):
         save(tmp_path / "other", folder)
     assert not (tmp_path / "other").exists()
