@@ -46,7 +46,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 $(INSTALLED)-dev: $(INSTALLED)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev,lm-eval]'
 	touch $@
 
 clean:

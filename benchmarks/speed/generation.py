@@ -91,36 +91,37 @@ def measure(args: argparse.Namespace, model: LanguageModel, objective: str, leng
     if difference > TOLERANCE:
         raise SystemExit(f"The logits differ by {difference:.2g}, so nothing is timed.")
     token = text[:, 0]
-    whole = make_reader(model, objective, length + (args.rounds + 1) * free_len, free_len, None)
+    whole = make_reader(model, objective, length + free_len, free_len, None)
     limited = make_reader(model, objective, length, free_len, args.mem_len)
-    for reader in (whole, limited):
-        reader.start(text)
 
-    def steps(reader: TokenReader) -> int:
-        """Read `free_len` tokens. A permutation model starts again, so that the length of the context stays the same."""
+    def steps(reader: TokenReader, prompt: Tensor) -> float:
+        """Return the seconds per token of reading `free_len` tokens, and in a permutation model also the context before them."""
+        if objective == "causal":
+            reader.start(prompt)
+        start = time.process_time()
         if objective == "permutation":
-            reader.start(text[:, -args.mem_len :] if reader is limited else text)
+            reader.start(prompt)  # gives the first token
         for _ in range(free_len - (objective == "permutation")):
             reader.step(token)
-        return free_len
+        return (time.process_time() - start) / (free_len * args.rows)
 
-    def uncached() -> int:
-        """Read the whole text."""
+    def uncached() -> float:
+        """Return the seconds per token of reading the whole text for each token."""
+        start = time.process_time()
         uncached_logits(model, objective, text, text.size(1))
-        return 1
+        return (time.process_time() - start) / args.rows
 
-    turns: dict[str, Callable[[], int]] = {
-        "cached": lambda: steps(whole),
-        "mem_len": lambda: steps(limited),
+    turns: dict[str, Callable[[], float]] = {
+        "cached": lambda: steps(whole, text),
+        "mem_len": lambda: steps(limited, text[:, -args.mem_len :]),
         "uncached": uncached,
     }
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     for number in range(args.rounds + 1):
         for name, turn in turns.items():
-            start = time.process_time()
-            n_tokens = turn() * args.rows
+            duration = turn()
             if number:  # the first round is the warm-up
-                seconds[name].append((time.process_time() - start) / n_tokens)
+                seconds[name].append(duration)
     ratios = [u / c for u, c in zip(seconds["uncached"], seconds["cached"], strict=True)]
     return {
         "objective": objective,

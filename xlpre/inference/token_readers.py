@@ -74,7 +74,7 @@ class CausalReader(TokenReader):
 
     def __init__(self, model: LanguageModel, mem_len: int, window: int) -> None:
         super().__init__(model, mem_len)
-        self._window, self._n_read = window, 0
+        self._window = window
 
     def start(self, prompts: Tensor) -> Tensor:
         """Read prompts, see TokenReader."""
@@ -94,10 +94,9 @@ class CausalReader(TokenReader):
 
     def _read(self, tokens: Tensor, n_targets: int = 1) -> Tensor:
         """Read a window (B, T). Return the logits of the tokens after its last `n_targets` positions, (B, n_targets, V)."""
-        n_read = torch.full_like(tokens[:, 0], self._n_read)
-        batch = causal_batch(tokens, n_targets, visible_mem_len=n_read, reuse_len=tokens.size(1))
+        all_memory = torch.full_like(tokens[:, 0], self._mem_len)
+        batch = causal_batch(tokens, n_targets, visible_mem_len=all_memory, reuse_len=tokens.size(1))
         logits, self._cache, *_ = self._model.logits(batch, self._cache)
-        self._n_read += tokens.size(1)
         return logits
 
 
@@ -137,7 +136,7 @@ class PermutationReader(TokenReader):
         `<sep> <cls>` follow the continuations, because it is known where they end (scoring.py).
         """
         self._begin(prompts)
-        batch = _with_symbols(_order_batch(self._tokens, tokens, self._visible_mem_len()))
+        batch = _with_symbols(_order_batch(self._tokens, tokens, self._mem_len))
         logits, *_ = self._model.logits(batch, self._memory)
         return logits
 
@@ -145,21 +144,19 @@ class PermutationReader(TokenReader):
         """Start with empty memory, and move all but the context of the prompts into it."""
         # a window sees the last M columns, a token that is read after it also the context and the generated tokens before it
         n_columns = self._mem_len + (self._context_len + self._free_len if self._free_len > 1 else 0)
-        self._memory, self._n_in_memory = self._empty_cache(len(prompts), n_columns), 0
-        self._tokens = prompts
+        self._memory, self._tokens = self._empty_cache(len(prompts), n_columns), prompts
         self._shorten_context()
 
     def _shorten_context(self) -> None:
         """Move tokens into memory, half a window at a time, until the context has at most C tokens."""
         while self._tokens.size(1) > self._context_len:
             window, self._tokens = self._tokens.tensor_split([self._context_len // 2], dim=1)
-            batch = _order_batch(window, _unknown_token(window), self._visible_mem_len())
+            batch = _order_batch(window, _unknown_token(window), self._mem_len)
             _, self._memory = self._model.backbone(batch, self._memory)
-            self._n_in_memory += window.size(1)
 
     def _read_context(self) -> Tensor:
         """Read all tokens that are not in memory as context. Return the logits of the next token."""
-        self._n_visible, self._n_unread = self._visible_mem_len(), self._free_len
+        self._n_visible, self._n_unread = self._mem_len, self._free_len
         return self._read(self._tokens, self._memory)
 
     def _read(self, tokens: Tensor, memory: BaseMemory) -> Tensor:
@@ -168,9 +165,6 @@ class PermutationReader(TokenReader):
         logits, self._cache, *_ = self._model.logits(batch, memory)
         self._n_visible += tokens.size(1)
         return logits[:, 0]
-
-    def _visible_mem_len(self) -> int:
-        return min(self._n_in_memory, self._mem_len)
 
 
 def _unknown_token(tokens: Tensor) -> Tensor:
@@ -181,7 +175,7 @@ def _unknown_token(tokens: Tensor) -> Tensor:
 def _order_batch(context: Tensor, targets: Tensor, n_visible: int) -> Batch:
     """Build a batch of context (B, n), whose tokens see each other, and targets (B, P) in order from left to right.
 
-    The context sees no target. It enters memory, and `n_visible` tokens of memory are visible.
+    The context sees no target. It enters memory, and up to `n_visible` tokens of memory are visible.
     """
     n_targets = targets.size(1)
     order = torch.arange(1 - context.size(1), n_targets + 1, dtype=torch.int32, device=context.device)

@@ -71,6 +71,15 @@ def test_cached_logits_of_a_causal_model_equal_uncached_ones(positions, window):
         torch.testing.assert_close(actual[:, n - 7], uncached_logits(model, text[:, :n], 1), **ROUNDING)
 
 
+@pytest.mark.parametrize("objective", ["causal", "permutation"])
+def test_a_reader_forgets_its_text_when_it_starts_again(objective):
+    model, text = build(objective), random_text(13)
+    reader = CausalReader(model, 16, 4) if objective == "causal" else PermutationReader(model, 16, 4, 3)
+    first, second = (read(reader, part, 5) for part in (text, text.flip(1)))
+    torch.testing.assert_close(read(reader, text, 5), first, rtol=0, atol=0)
+    assert not torch.allclose(first, second, atol=1e-3)
+
+
 @pytest.mark.parametrize("settings", [{"positions": "sinusoidal"}, {"positions": "learned", "n_positions": 20}])
 def test_a_model_with_absolute_positions_does_not_generate(settings):
     with pytest.raises(ValueError, match=f"model.positions={settings['positions']} is invalid for generation"):
