@@ -12,6 +12,7 @@ from torch import Tensor
 
 from xlpre.common.errors import InputError
 
+ALL_MEMORY = torch.iinfo(torch.int32).max  # visible_mem_len of a row that sees all valid memory
 HIDDEN_RANK = torch.iinfo(torch.int32).max  # key rank of padding and invalid memory: no query sees these keys
 
 FIELD_SPECS = {

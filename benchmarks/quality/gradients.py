@@ -34,7 +34,7 @@ from xlpre.common.tables import to_jsonl
 from xlpre.config.loader import load_config
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.positions import PositionTerm, sinusoid_table
-from xlpre.training.distributed import seed_everything, seed_step
+from xlpre.training.distributed import seed_step
 from xlpre.training.lr_schedule import learning_rate
 from xlpre.training.optimizer import build_optimizer, set_lr
 
@@ -55,7 +55,7 @@ KINDS = {
 def train_and_measure(config: PretrainConfig, steps: Sequence[int]) -> list[dict[str, Any]]:
     """Train up to the largest of `steps`. Return the JSON line of each step in `steps`."""
     inputs = RunInputs(config)
-    seed_everything(config.seed)
+    torch.manual_seed(config.seed)
     shape, two_streams = inputs.weight_init.model_config, inputs.objective.two_streams
     model = inputs.weight_init.build_model(partial(LanguageModel, shape, two_streams, config.objective.next_sentence))
     optimizer = build_optimizer(model, config.optim, clip_and_skip=True)

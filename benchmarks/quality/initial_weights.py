@@ -31,7 +31,6 @@ from xlpre.common.cli_main import run_main
 from xlpre.config.loader import load_config
 from xlpre.conversion.model_folder import ModelFolder, save_folder
 from xlpre.model.language_model import LanguageModel
-from xlpre.training.distributed import seed_everything
 
 Weights = dict[str, Tensor]
 
@@ -74,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     inputs = RunInputs(config)
 
     def initialize(init_scheme: str) -> Weights:
-        seed_everything(config.seed)
+        torch.manual_seed(config.seed)
         shape = dataclasses.replace(inputs.weight_init.model_config, init_scheme=init_scheme)
         model = LanguageModel(shape, inputs.objective.two_streams)
         return {name: parameter.detach() for name, parameter in model.named_parameters()}

@@ -15,7 +15,7 @@ from finetune.data.row_errors import MissingColumnError, RowErrors
 from xlpre.common.errors import InputError
 from xlpre.text.hub import is_hf_dataset, read_hf_rows
 from xlpre.text.json_objects import parse_object
-from xlpre.text.readers import COMPRESSED_SUFFIXES, MAX_LINE_BYTES, ByteCounter, parquet_rows, read_lines
+from xlpre.text.readers import COMPRESSED_SUFFIXES, MAX_LINE_BYTES, parquet_rows, read_lines
 
 Fields = Mapping[str, Any]  # columns of a row by name
 KINDS = (".tsv", ".txt", ".csv", ".jsonl", ".parquet")
@@ -66,7 +66,7 @@ def read_rows(
     if not path.is_file():
         raise InputError(f"{path}: no such file{_list_siblings(path)}.")
     if kind in (".jsonl", ".parquet"):
-        yield from _read_jsonl(path, errors) if kind == ".jsonl" else parquet_rows(path, ByteCounter(), None, 0, None)
+        yield from _read_jsonl(path, errors) if kind == ".jsonl" else parquet_rows(path)
         return
     rows = _read_csv(path) if kind == ".csv" else _read_tsv(path)
     header = str(path)
@@ -205,14 +205,14 @@ def _kind(path: Path) -> str:
 
 
 def _read_tsv(path: Path) -> Iterator[tuple[int, list[str]]]:
-    for line, (_, text) in enumerate(read_lines(path, ByteCounter()), 1):
+    for line, (_, text) in enumerate(read_lines(path), 1):
         if row := text.rstrip("\r\n"):
             yield line, row.split("\t")
 
 
 def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(MAX_LINE_BYTES)
-    rows = csv.reader((text for _, text in read_lines(path, ByteCounter())), strict=True)
+    rows = csv.reader((text for _, text in read_lines(path)), strict=True)
     line = 1
     while True:
         try:
@@ -227,7 +227,7 @@ def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _read_jsonl(path: Path, errors: RowErrors | None) -> Iterator[tuple[str, Fields]]:
-    for line, (_, text) in enumerate(read_lines(path, ByteCounter()), 1):
+    for line, (_, text) in enumerate(read_lines(path), 1):
         if text.strip():
             location = f"{path}, line {line}"
             try:

@@ -10,7 +10,7 @@ from finetune.data.row_errors import RowErrors
 from finetune.data.table_reader import get_number, get_text, get_value, read_rows
 from xlpre.common.errors import InputError
 from xlpre.common.files import write_text
-from xlpre.text.readers import ByteCounter, read_lines
+from xlpre.text.readers import read_lines
 
 Grades = dict[str, dict[str, int]]  # relevance grades by query id and document id
 RUN_TAG = "xlpre"
@@ -105,7 +105,7 @@ def _read_columns(files: Sequence[Path], columns: Sequence[str], errors: RowErro
     for file in files:
         if not file.is_file():
             raise InputError(f"{file}: no such file. Correct the path.")
-        for number, (_, text) in enumerate(read_lines(file, ByteCounter()), 1):
+        for number, (_, text) in enumerate(read_lines(file), 1):
             if values := text.split():
                 location = f"{file}, line {number}"
                 if len(values) == len(columns):

@@ -23,7 +23,7 @@ from xlpre.common.errors import InputError
 from xlpre.model.pooling import Pooling
 from xlpre.text.hub import is_hf_dataset
 from xlpre.text.json_objects import parse_object
-from xlpre.text.readers import ByteCounter, read_lines
+from xlpre.text.readers import read_lines
 
 OPTIONS = ("A", "B", "C", "D")
 RACE_LEVELS = {"race": ("middle", "high"), "race/middle": ("middle",), "race/high": ("high",)}
@@ -105,7 +105,7 @@ class RaceSource:
 
     def _read_file(self, path: Path, level: str) -> list[Example]:
         """Read the questions about one passage."""
-        fields = parse_object("".join(line for _, line in read_lines(path, ByteCounter())), str(path))
+        fields = parse_object("".join(line for _, line in read_lines(path)), str(path))
         article, questions, options, answers = (
             get_value(fields, name, str(path)) for name in ("article", "questions", "options", "answers")
         )

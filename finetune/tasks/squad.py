@@ -35,7 +35,7 @@ from xlpre.common.files import write_text
 from xlpre.model.pooling import Pooling
 from xlpre.text.hub import is_hf_dataset
 from xlpre.text.json_objects import parse_object
-from xlpre.text.readers import ByteCounter, read_parts
+from xlpre.text.readers import read_parts
 
 SQUAD_VERSIONS = {"squad/1.1": "v1.1", "squad/2.0": "v2.0"}
 TextSpan = tuple[int, str]  # index of its first character in the context, and its text
@@ -195,7 +195,7 @@ def read_questions(path: Path) -> Iterator[tuple[str, Fields]]:
         raise InputError(
             f"{path}: no such file. Set data.dir to the folder of SQuAD's files, or set data.train and data.dev."
         )
-    text = "".join(read_parts(path, ByteCounter()))  # not by line: the whole file may be one long line
+    text = "".join(read_parts(path))  # not by line: the whole file may be one long line
     try:
         text.encode()
     except UnicodeEncodeError:

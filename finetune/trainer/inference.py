@@ -22,7 +22,7 @@ from xlpre.common.messages import counted
 from xlpre.conversion.task_model_folder import TaskModelFolder
 from xlpre.model.initialization import build_with_weights
 from xlpre.text.json_objects import parse_object
-from xlpre.text.readers import STDIN, ByteCounter, read_lines
+from xlpre.text.readers import STDIN, read_lines
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training.distributed import Comm, use_device
 
@@ -84,7 +84,7 @@ def read_input(file: Path | None, text_columns: Sequence[str], is_squad: bool = 
         yield from read_rows(file)
         return
     path = file or STDIN
-    for number, (_, text) in enumerate(read_lines(path, ByteCounter()), 1):
+    for number, (_, text) in enumerate(read_lines(path), 1):
         line = text.rstrip("\r\n")
         if file is None and number == 1 and _names_columns(line, text_columns):
             raise InputError(
@@ -155,7 +155,7 @@ def _has_columns(file: Path, text_columns: Sequence[str]) -> bool:
     """Return True if the file is a table with named columns."""
     if not {".tsv", ".txt"} & {*file.suffixes}:
         return bool({".csv", ".parquet"} & {*file.suffixes})
-    _, first = next(read_lines(file, ByteCounter()), (0, ""))
+    _, first = next(read_lines(file), (0, ""))
     return _names_columns(first.rstrip("\r\n"), text_columns)
 
 

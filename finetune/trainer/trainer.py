@@ -31,7 +31,7 @@ from xlpre.model.kernels.backend import concrete_backend, run_needed_selfchecks
 from xlpre.training import checkpoint
 from xlpre.training.checkpoint_writer import CheckpointWriter
 from xlpre.training.deepspeed_engine import build_engine
-from xlpre.training.distributed import Comm, is_rank_zero, rank, seed_everything, world_size
+from xlpre.training.distributed import Comm, is_rank_zero, rank, world_size
 from xlpre.training.lr_schedule import format_lr
 from xlpre.training.metrics_writer import check_wandb_installed
 from xlpre.training.optimizer_state import load_state
@@ -244,7 +244,7 @@ class Trainer:
     def _build(self, saved: Path | None, manifest: dict[str, Any]) -> None:
         """Build model and engine with initial weights, or with the state of the checkpoint `saved` and its manifest."""
         config = self.config
-        seed_everything(self._seed)  # the same initial weights on every process
+        torch.manual_seed(self._seed)  # the same initial weights on every process
         device, dtype = self.context.device, self.context.dtype
         saved_backend = manifest.get("attention_backend")
         model_config = resolve_shared_backend(self._inputs.model_config, dtype, self.context, saved_backend)

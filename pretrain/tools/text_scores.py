@@ -40,11 +40,7 @@ def score_lines(
     """
     source = STDIN if path is None else path
     if path is not None:  # before the work that an empty line would waste
-        blank = (
-            (n, line.rstrip("\r\n"))
-            for n, (_, line) in enumerate(read_lines(path, ByteCounter()), 1)
-            if not line.strip()
-        )
+        blank = ((n, line.rstrip("\r\n")) for n, (_, line) in enumerate(read_lines(path), 1) if not line.strip())
         for n, line in blank:
             encode_texts(tokenizer, [line], partial(_name_of_line, path, n))
     n_bytes = None if path is None or path.suffix in (".gz", ".zst") else path.stat().st_size

@@ -51,7 +51,7 @@ from xlpre.model.memory import Memory, initial_memory
 from xlpre.training import checkpoint
 from xlpre.training.checkpoint_writer import CheckpointWriter
 from xlpre.training.deepspeed_engine import build_engine
-from xlpre.training.distributed import is_rank_zero, rank, seed_everything, seed_step, world_size
+from xlpre.training.distributed import is_rank_zero, rank, seed_step, world_size
 from xlpre.training.metrics_writer import check_wandb_installed
 from xlpre.training.optimizer_state import gather_weights, load_state
 from xlpre.training.progress import Progress
@@ -259,7 +259,7 @@ class Trainer:
     def _build(self, saved: Path | None, manifest: dict[str, Any]) -> None:
         """Build model, engine and memories with initial values, or restore them from the checkpoint `saved` and its manifest."""
         config, device, dtype = self.config, self.context.device, self.context.dtype
-        seed_everything(config.seed)  # equal initial weights on all processes
+        torch.manual_seed(config.seed)  # equal initial weights on all processes
         head_width, saved_backend = self.model_config.head_width, manifest.get("attention_backend")
         backend: Any = self.context.comm.call_on_rank_zero(
             lambda: resolve_backend(self.model_config.attention_backend, device, dtype, head_width, saved_backend)

@@ -284,7 +284,7 @@ def test_a_pipe_and_a_table_on_standard_input_are_refused_with_the_right_way(tmp
     ):
         next(read_input(tmp_path / "pipe", ("text",)))
     lines = [(0, "label\ttext\n"), (0, "good\tba\n")]
-    monkeypatch.setattr("finetune.trainer.inference.read_lines", lambda path, counter: iter(lines))
+    monkeypatch.setattr("finetune.trainer.inference.read_lines", lambda path: iter(lines))
     with pytest.raises(
         ValueError, match="stdin, line 1 is invalid: it names the columns of a table. Pass the table as FILE"
     ):

@@ -46,7 +46,7 @@ def to_jsonl(rows: Iterable[Mapping[str, Any]]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def write_table(rows: Sequence[Mapping[str, Any]], folder: Path, name: str = "table") -> None:
-    """Write `name`.md and `name`.csv into `folder`."""
-    write_text(folder / f"{name}.md", to_markdown(rows))
-    write_text(folder / f"{name}.csv", to_csv(rows))
+def write_table(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Write table.md and table.csv into `folder`."""
+    write_text(folder / "table.md", to_markdown(rows))
+    write_text(folder / "table.csv", to_csv(rows))

@@ -14,6 +14,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NoReturn
 
@@ -65,13 +66,6 @@ class ExplicitKeys:
 NO_EXPLICIT_KEYS = ExplicitKeys()
 
 
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Help formatter that aligns arguments with settings."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=HELP_COLUMN)
-
-
 class CommandParser(argparse.ArgumentParser):
     """Parser of the arguments and options of a command. Arguments and options may be in any order.
 
@@ -81,7 +75,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def __init__(self, docstring: str | None) -> None:
         program = "/".join(Path(sys.argv[0]).parts[-2:])
-        super().__init__(prog=program, formatter_class=_Formatter, add_help=False, allow_abbrev=False)
+        formatter = partial(argparse.RawDescriptionHelpFormatter, max_help_position=HELP_COLUMN)
+        super().__init__(prog=program, formatter_class=formatter, add_help=False, allow_abbrev=False)
         self._docstring = docstring or ""
 
     def add_device_option(self) -> None:

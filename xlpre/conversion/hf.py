@@ -39,7 +39,7 @@ from xlpre.text import special_tokens
 UNMAPPED = ("dropatt", "mem_len", "init_scheme")  # settings that config.json does not store exactly
 # documents end with <eod>; the tokens with smaller ids are never generated
 GENERATION = {
-    "bos_token_id": 1,
+    "bos_token_id": special_tokens.BOS,
     "eos_token_id": special_tokens.EOD,
     "pad_token_id": special_tokens.PAD,
     "suppress_tokens": [*range(special_tokens.EOD)],
@@ -132,9 +132,9 @@ def write_model(
         "clamp_len": config.clamp_len or -1,
         "same_length": False,
         "tie_word_embeddings": True,
-        "pad_token_id": 5,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
+        "pad_token_id": special_tokens.PAD,
+        "bos_token_id": special_tokens.BOS,
+        "eos_token_id": special_tokens.EOS,
         "dtype": "float32",
         **(extra_settings or {}),
     }

@@ -35,7 +35,7 @@ from typing import Any, Literal
 
 from xlpre.common.errors import InputError
 from xlpre.text import special_tokens
-from xlpre.text.preprocess import Preprocess
+from xlpre.text.preprocess import Preprocess, ends_with_number_and_comma
 from xlpre.text.sentencepiece_tokenizer import SentencePieceTokenizer
 from xlpre.text.special_tokens import WORD_BOUNDARY
 
@@ -166,8 +166,8 @@ def _tokenizer_json(tokenizer: SentencePieceTokenizer) -> Json:
 def _score(piece: Any, preprocess: Preprocess) -> float:
     if piece.type == USER_DEFINED:
         return -0.1  # as in SentencePiece: above the score of every other piece
-    ends_in_number_and_comma = piece.piece[-1:] == "," and piece.piece[-2:-1].isdigit()
-    return piece.score + (EXCLUDED_SCORE if preprocess != "none" and ends_in_number_and_comma else 0.0)
+    is_excluded = preprocess != "none" and ends_with_number_and_comma(piece.piece)
+    return piece.score + (EXCLUDED_SCORE if is_excluded else 0.0)
 
 
 def _template() -> Json:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ import numpy as np
 
 from xlpre.common.errors import InputError
 from xlpre.data.sparse_index import PAGE_ITEMS, SparseIndex
+from xlpre.text import special_tokens
 from xlpre.text.json_objects import parse_object
 from xlpre.text.load_tokenizer import load_tokenizer
 from xlpre.text.preprocess import Preprocess
@@ -78,6 +79,13 @@ class SplitData:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def random_sentences(self, rng: np.random.Generator) -> Iterator[np.ndarray]:
+        """Yield the sentences in random order: (T,) int64 token ids without special tokens."""
+        ends = np.asarray(self.sentence_ends)
+        for index in rng.permutation(len(ends)):
+            tokens = np.asarray(self.tokens[ends[index - 1] if index else 0 : ends[index]], np.int64)
+            yield tokens[(tokens > special_tokens.EOP) | (tokens == special_tokens.UNK)]
 
 
 class TokenStore:

@@ -236,7 +236,7 @@ def _select_documents(tasks: list[ShardTask], config: TextConfig, dtype: np.dtyp
     if config.deduplicate and config.val_source is not None:
         shards = [shard for task in tasks if task.split == "val" for shard in task.shards()]
         in_validation = np.concatenate([encoded_documents.read_hashes(shard / "val") for shard in shards])
-    first = {split: _FirstOccurrences(tasks, split) if config.deduplicate else None for split in SPLITS}
+    is_first = {split: _first_occurrences(tasks, split) for split in SPLITS} if config.deduplicate else None
     for repetition in range(int(np.ceil(max((task.weight for task in tasks), default=0)))):
         for task_index, task in enumerate(tasks):
             weight = task.weight - repetition
@@ -244,9 +244,8 @@ def _select_documents(tasks: list[ShardTask], config: TextConfig, dtype: np.dtyp
                 for split in SPLITS if repetition == 0 else SPLITS[:1]:
                     docs = encoded_documents.read(shard / split, dtype)
                     mask = _is_sampled(docs.hashes, weight)
-                    occurrences = first[split]
-                    if occurrences is not None:
-                        mask &= occurrences.mask(task_index, shard)
+                    if is_first is not None:
+                        mask &= is_first[split][task_index, shard]
                     if split == "train" and len(in_validation):
                         mask &= ~np.isin(docs.hashes, in_validation)
                     if mask.any():
@@ -258,27 +257,24 @@ def _is_sampled(hashes: np.ndarray, weight: float) -> np.ndarray:
     return hashes * np.uint64(0x9E3779B97F4A7C15) / 2.0**64 < weight
 
 
-class _FirstOccurrences:
-    """Marks the first occurrence of each text among the documents that `_is_sampled` selects; later ones are duplicates.
+def _first_occurrences(tasks: list[ShardTask], split: str) -> dict[tuple[int, Path], np.ndarray]:
+    """Find the first occurrence of each text among the documents that `_is_sampled` selects; later ones are duplicates.
 
     Texts are compared by 64-bit hashes.
+
+    Returns:
+        (documents,) bool for each shard, by index of its task and path: True for first occurrences.
     """
-
-    def __init__(self, tasks: list[ShardTask], split: str) -> None:
-        shards = [(index, shard) for index, task in enumerate(tasks) for shard in task.shards()]
-        hashes = [encoded_documents.read_hashes(shard / split) for _, shard in shards]
-        sampled = [_is_sampled(values, tasks[index].weight) for (index, _), values in zip(shards, hashes, strict=True)]
-        all_hashes = np.concatenate([np.empty(0, "uint64"), *hashes])
-        is_first = np.concatenate([np.empty(0, bool), *sampled])
-        candidates = np.flatnonzero(is_first)
-        is_first[candidates] = False
-        is_first[candidates[np.unique(all_hashes[candidates], return_index=True)[1]]] = True
-        masks = np.split(is_first, np.cumsum([len(values) for values in hashes])[:-1])
-        self._masks = dict(zip(shards, masks, strict=bool(shards)))
-
-    def mask(self, task_index: int, shard: Path) -> np.ndarray:
-        """Return (documents,) bool, True for the first occurrences in a shard of a task."""
-        return self._masks[task_index, shard]
+    shards = [(index, shard) for index, task in enumerate(tasks) for shard in task.shards()]
+    hashes = [encoded_documents.read_hashes(shard / split) for _, shard in shards]
+    sampled = [_is_sampled(values, tasks[index].weight) for (index, _), values in zip(shards, hashes, strict=True)]
+    all_hashes = np.concatenate([np.empty(0, "uint64"), *hashes])
+    is_first = np.concatenate([np.empty(0, bool), *sampled])
+    candidates = np.flatnonzero(is_first)
+    is_first[candidates] = False
+    is_first[candidates[np.unique(all_hashes[candidates], return_index=True)[1]]] = True
+    masks = np.split(is_first, np.cumsum([len(values) for values in hashes])[:-1])
+    return dict(zip(shards, masks, strict=bool(shards)))
 
 
 class _SplitWriter:

@@ -5,7 +5,7 @@ Rows are padded on the left, as in XLNet's fine-tuning, so that <cls> stays the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,8 +17,10 @@ from xlpre.batch import FIELD_SPECS, HIDDEN_RANK, Batch, make_batch
 from xlpre.common.errors import InputError
 from xlpre.data.window_layout import SEGMENT_A, SEGMENT_CLS
 from xlpre.text import special_tokens
+from xlpre.text.tokenizer import integer_row
 
 MAX_TOKENS = 2048  # of a text; attention memory grows with its square
+ROW_RULE = "a one-dimensional sequence of integers. Build one batch per text and join them with xlpre.inference.collate"
 # all other fields are padded with 0, so padding sees only itself, and its targets have weight 0
 PADDING = {"input_ids": special_tokens.PAD, "key_rank": HIDDEN_RANK}
 
@@ -64,7 +66,7 @@ def masked_batch(
         InputError: a position is outside the text or repeated, a token id is negative, or an argument is not a one-dimensional sequence of
             integers.
     """
-    tokens, positions = _integer_row("tokens", tokens), _integer_row("positions", positions)
+    tokens, positions = (integer_row(name, x, ROW_RULE) for name, x in (("tokens", tokens), ("positions", positions)))
     if len(tokens) and tokens.min() < 0:
         raise InputError(f"tokens with id {tokens.min()} are invalid: ids must be at least 0.")
     if len(np.unique(positions)) < len(positions) or not all(0 <= position < len(tokens) for position in positions):
@@ -124,6 +126,23 @@ def collate(batches: Sequence[Batch]) -> Batch:
     return Batch(**{name: torch.cat([row[name] for row in rows]) for name in FIELD_SPECS}, reuse_len=0)
 
 
+def split_rows(n_tokens: Sequence[int] | np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:
+    """Split rows into batches, the longest rows first.
+
+    Args:
+        n_tokens: (N,) tokens of each row, counted once per stream.
+        batch_tokens: largest number of tokens of a batch, with padding. A single row may have more.
+
+    Yields:
+        (B,) indices of the rows of a batch.
+    """
+    rows, start = np.argsort(-np.asarray(n_tokens), kind="stable"), 0
+    while start < len(rows):
+        end = start + max(1, batch_tokens // n_tokens[rows[start]])
+        yield rows[start:end]
+        start = end
+
+
 def _pad(batch: Batch, length: int, n_targets: int) -> dict[str, Tensor]:
     """Return the fields of a batch, padded to `length` tokens and `n_targets` targets."""
     width = {"BT": length, "BP": n_targets}
@@ -135,17 +154,3 @@ def _pad(batch: Batch, length: int, n_targets: int) -> dict[str, Tensor]:
     fields["target_positions"][:, :n_padding] = torch.arange(n_padding, device=batch.targets.device)
     fields["target_positions"][:, n_padding:] += length - batch.input_ids.size(1)
     return fields
-
-
-def _integer_row(name: str, values: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return `values` as an (N,) int64 array. `name` is their name in error messages."""
-    try:
-        row = np.asarray(values)
-    except (ValueError, TypeError):  # nested lists of different lengths
-        row = np.empty((0, 0))
-    if row.ndim != 1 or (row.dtype.kind not in "iu" and len(row)):
-        raise InputError(
-            f"{name}={values!r:.60} is invalid: it must be a one-dimensional sequence of integers. "
-            "Build one batch per text and join them with xlpre.inference.collate."
-        )
-    return row.astype(np.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -215,14 +216,11 @@ def sample_cloze_examples(
         seed: random seed.
     """
     rng = np.random.default_rng(seed)
-    ends = split.sentence_ends
     is_word = np.array([_is_word(piece) for piece in tokenizer.pieces]) & tokenizer.starts_word
     frequent = np.argsort(-np.where(is_word, counts, -1), kind="stable")[:N_FREQUENT]
     is_word[np.setdiff1d(np.arange(len(is_word)), frequent)] = False
     examples: list[ClozeExample] = []
-    for index in rng.permutation(len(ends))[:MAX_SENTENCES_TRIED]:
-        tokens = np.asarray(split.tokens[ends[index - 1] if index else 0 : ends[index]])
-        tokens = tokens[(tokens > special_tokens.EOP) | (tokens == special_tokens.UNK)]
+    for tokens in islice(split.random_sentences(rng), MAX_SENTENCES_TRIED):
         if not EXAMPLE_LEN[0] <= len(tokens) <= EXAMPLE_LEN[1]:
             continue
         is_whole_word = is_word[tokens] & np.append(tokenizer.starts_word[tokens[1:]], True)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xlpre.batch import Batch, causal_batch
+from xlpre.batch import ALL_MEMORY, Batch, causal_batch
 from xlpre.common.errors import InputError
 from xlpre.inference.scoring import BATCH_TOKENS
 from xlpre.model.dropout import without_dropout
@@ -112,5 +112,5 @@ def next_token_batch(tokens: Tensor, n_targets: int) -> Batch:
         n_targets: number of tokens to predict.
     """
     input_ids, targets = tokens[:, :-1], tokens[:, -n_targets:]
-    all_memory = tokens.new_full((len(tokens),), torch.iinfo(torch.int32).max)
+    all_memory = tokens.new_full((len(tokens),), ALL_MEMORY)
     return causal_batch(input_ids, n_targets, targets=targets, visible_mem_len=all_memory, reuse_len=input_ids.size(1))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from xlpre.batch import Batch, causal_batch
 from xlpre.common.errors import InputError, check_minimum
-from xlpre.inference.batches import check_length, collate, unmasked_batch
+from xlpre.inference.batches import check_length, collate, split_rows, unmasked_batch
 from xlpre.inference.scoring import BATCH_TOKENS, encode_texts
 from xlpre.model.backbone import Backbone
 from xlpre.model.dropout import without_dropout
@@ -62,14 +62,10 @@ def embed(
     encoder = _content_encoder(model.backbone)
     build = _after_eod_batch if is_causal else unmasked_batch
     vectors = torch.empty(len(ids), encoder.config.d_model, dtype=encoder.mask_embedding.dtype)
-    rows = sorted(range(len(ids)), key=lambda row: -len(ids[row]))
-    start = 0
+    lengths = [len(tokens) + special_tokens.N_SYMBOLS for tokens in ids]
+    check_length(max(lengths, default=0))
     with without_dropout(encoder), torch.no_grad():
-        while start < len(rows):
-            length = len(ids[rows[start]]) + 2
-            check_length(length)
-            part = rows[start : start + max(1, batch_tokens // length)]
-            start += len(part)
+        for part in split_rows(lengths, batch_tokens):
             batch = collate([build(ids[row]) for row in part]).to(encoder.device)
             hidden, _ = encoder(batch, encoder.initial_memory(len(part), mem_len=0))
             mean_weights = batch.target_weights / batch.target_weights.sum(1, keepdim=True)

@@ -24,6 +24,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -48,7 +49,7 @@ from xlpre.objectives.objective import Objective, ObjectiveConfig
 from xlpre.objectives.registry import build_objective, resolve_objective
 from xlpre.text import special_tokens
 from xlpre.text.document import Document, LineType, documents_from_rows
-from xlpre.text.tokenizer import Tokenizer
+from xlpre.text.tokenizer import Tokenizer, check_list
 
 EVAL_SEED = 20190619  # seed of windows and targets, the same for all evaluations
 BATCH_SIZE = 8
@@ -376,8 +377,7 @@ def evaluate(
     """
     objective = resolve_objective(objective, model.backbone.two_streams)
     if not isinstance(texts, HeldOutText):
-        if isinstance(texts, str):
-            raise InputError(f"texts={texts!r:.60} is invalid: it must be a list of texts. Write [text].")
+        check_list("texts", texts)
         rows = ((f"texts[{index}]", {"text": text}) for index, text in enumerate(texts))
         texts = encode_text(tokenizer, documents_from_rows(rows, "text", "documents"))
     settings = EvalSettings(
@@ -416,7 +416,7 @@ def eval_windows(data: DataConfig, objective: str, seq_len: int, reuse_len: int 
         raise InputError(
             f"seq_len={seq_len} is invalid: it must be at least {minimum} for a {objective} model with these windows."
         )
-    if objective == "causal":
+    if objective == "causal" and reuse_len is None:
         reuse_len = seq_len
     if reuse_len is None:
         reuse_len = max(1, min(seq_len * data.reuse_len // data.seq_len, seq_len - 2 - data.n_symbols))
@@ -490,28 +490,19 @@ def stored_text(store: TokenStore, tokenizer: Tokenizer, max_tokens: int | None 
     return _count(data, lines, is_verbatim)
 
 
-def sample_sentences(data: SplitData, count: int, max_tokens: int, seed: int = EVAL_SEED) -> list[np.ndarray]:
+def sample_sentences(data: SplitData, count: int, max_tokens: int) -> list[np.ndarray]:
     """Sample up to `count` sentences of a text, without special tokens.
 
     Args:
         data: text.
         count: number of sentences.
         max_tokens: length of the longest sentence in tokens. The shortest have 5 tokens.
-        seed: random seed.
 
     Returns:
         (T,) int64 token ids of each sentence.
     """
-    ends = np.asarray(data.sentence_ends)
-    sentences: list[np.ndarray] = []
-    for index in np.random.default_rng(seed).permutation(len(ends)):
-        if len(sentences) >= count:
-            break
-        tokens = np.asarray(data.tokens[ends[index - 1] if index else 0 : ends[index]], np.int64)
-        tokens = tokens[(tokens > special_tokens.EOP) | (tokens == special_tokens.UNK)]
-        if MIN_SENTENCE_TOKENS <= len(tokens) <= max_tokens:
-            sentences.append(tokens)
-    return sentences
+    sentences = data.random_sentences(np.random.default_rng(EVAL_SEED))
+    return [*islice((ids for ids in sentences if MIN_SENTENCE_TOKENS <= len(ids) <= max_tokens), count)]
 
 
 def fixed_objective(
@@ -557,11 +548,8 @@ def _shifted(data: SplitData, length: int) -> SplitData:
     tokens[0] = special_tokens.EOD
     tokens[1 : len(data) + 1] = data.tokens
     tail = [length] if length > len(data) + 1 else []
-    return SplitData(tokens, *(np.append(ends + 1, tail).astype(np.int64) for ends in _ends(data)))
-
-
-def _ends(data: SplitData) -> tuple[np.ndarray, np.ndarray]:
-    return np.asarray(data.sentence_ends), np.asarray(data.document_ends)
+    ends = (np.asarray(data.sentence_ends), np.asarray(data.document_ends))
+    return SplitData(tokens, *(np.append(x + 1, tail).astype(np.int64) for x in ends))
 
 
 def _count(data: SplitData, lines: Sequence[str], is_verbatim: bool) -> HeldOutText:

@@ -25,6 +25,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +35,7 @@ from xlpre.batch import HIDDEN_RANK, Batch
 from xlpre.common.errors import InputError, check_minimum
 from xlpre.common.messages import counted
 from xlpre.common.tables import to_text
-from xlpre.inference.batches import collate, text_batch
+from xlpre.inference.batches import collate, split_rows, text_batch
 from xlpre.inference.cloze import (
     ClozeResult,
     ClozeText,
@@ -51,7 +52,7 @@ from xlpre.objectives.registry import OBJECTIVES, resolve_objective
 from xlpre.text import special_tokens
 from xlpre.text.blanks import BLANK
 from xlpre.text.special_tokens import WORD_BOUNDARY
-from xlpre.text.tokenizer import Tokenizer, check_vocab_size
+from xlpre.text.tokenizer import Tokenizer, as_token_ids, check_list, check_vocab_size
 
 ORDERS = ("left-to-right", "confident", "random")
 BEAM = 20  # fillings that beam search keeps
@@ -135,8 +136,7 @@ def fill(
             vocabulary; or another argument is invalid.
     """
     check_objective(resolve_objective(objective, model.backbone.two_streams))
-    if isinstance(texts, str):
-        raise InputError(f"texts={texts!r:.60} is invalid: it must be a list of texts. Write [text].")
+    check_list("texts", texts)
     if order not in ORDERS:
         raise InputError(f"order={order!r} is invalid: it must be one of {', '.join(ORDERS)}.")
     for name, value in (("beam", beam), ("num_samples", num_samples), ("batch_tokens", batch_tokens)):
@@ -219,20 +219,23 @@ class _State:
         blanks: positions of the pieces of each blank.
         filled: positions of the pieces that are filled in, in this order.
         log_probabilities: their log-probabilities.
-        missing: positions of the missing pieces, from left to right.
     """
 
     tokens: np.ndarray
     blanks: tuple[np.ndarray, ...]
     filled: tuple[int, ...]
     log_probabilities: tuple[float, ...]
-    missing: tuple[int, ...]
 
     @classmethod
     def empty(cls, cloze: ClozeText, lengths: Sequence[int]) -> _State:
         """Return the text without any missing piece filled in."""
         tokens, blanks = cloze.masked_tokens(lengths)
-        return cls(tokens, tuple(blanks), (), (), tuple(np.concatenate(blanks).tolist()))
+        return cls(tokens, tuple(blanks), (), ())
+
+    @cached_property
+    def missing(self) -> tuple[int, ...]:
+        """Positions of the missing pieces, from left to right."""
+        return tuple(position for position in np.concatenate(self.blanks).tolist() if position not in self.filled)
 
     @property
     def log_probability(self) -> float:
@@ -248,17 +251,14 @@ class _State:
         """Return the state after the next step."""
         tokens = self.tokens.copy()
         tokens[position] = token
-        missing = tuple(other for other in self.missing if other != position)
         log_probabilities = (*self.log_probabilities, log_probability)
-        return replace(
-            self, tokens=tokens, filled=(*self.filled, position), log_probabilities=log_probabilities, missing=missing
-        )
+        return replace(self, tokens=tokens, filled=(*self.filled, position), log_probabilities=log_probabilities)
 
     def erased(self) -> _State:
         """Return the state before the first step."""
         tokens = self.tokens.copy()
         tokens[list(self.filled)] = special_tokens.MASK
-        return replace(self, tokens=tokens, filled=(), log_probabilities=(), missing=tuple(sorted(self.filled)))
+        return replace(self, tokens=tokens, filled=(), log_probabilities=())
 
 
 class _Step(NamedTuple):
@@ -365,13 +365,11 @@ class _Filler:
         for index, state in enumerate(states):
             if state.missing:
                 indices.setdefault(state.key, []).append(index)
-        rows = sorted(indices.values(), key=lambda equal: -len(states[equal[0]].tokens))
-        two_streams = self._model.backbone.two_streams
-        backbone, start = self._model.backbone, 0
-        while start < len(rows):
-            row_cost = len(states[rows[start][0]].tokens) * (2 if two_streams else 1)
-            part = rows[start : start + max(1, self._batch_tokens // row_cost)]
-            start += len(part)
+        rows, backbone = [*indices.values()], self._model.backbone
+        two_streams = backbone.two_streams
+        n_tokens = [len(states[equal[0]].tokens) * (2 if two_streams else 1) for equal in rows]
+        for batch_rows in split_rows(n_tokens, self._batch_tokens):
+            part = [rows[row] for row in batch_rows]
             positions = [self._targets(states[equal[0]], all_missing) for equal in part]
             batch = collate(
                 [_batch(states[equal[0]], each, two_streams) for equal, each in zip(part, positions, strict=True)]
@@ -449,13 +447,7 @@ def _encode_option(cloze: ClozeText, blank: int, option: str | np.ndarray, token
         ids = np.array(tokenizer.encode(prefix + option.strip()), np.int64)
         ids = ids[int(np.argmax(ids == special_tokens.EOP)) + 1 :] if follows_word else ids
     else:
-        ids = np.asarray(option)
-        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-            raise InputError(f"options={option!r:.60} is invalid: an answer must be a text or its token ids.")
-        if ids.size and not 0 <= ids.min() <= ids.max() < len(tokenizer):
-            raise InputError(
-                f"options={option!r:.60} is invalid: token ids must be between 0 and {len(tokenizer) - 1}."
-            )
+        ids = as_token_ids("options", option, tokenizer)
     if not ids.size:
         raise InputError(f"options={option!r} is invalid: it has no tokens. Correct or remove it.")
     if isinstance(option, str) and (ids == special_tokens.UNK).any():
@@ -463,7 +455,7 @@ def _encode_option(cloze: ClozeText, blank: int, option: str | np.ndarray, token
         raise InputError(
             f"options={option!r} is invalid: the vocabulary does not have a {part} of it. Correct or remove it."
         )
-    return ids.astype(np.int64)
+    return ids
 
 
 def _follows_space(cloze: ClozeText, blank: int) -> bool:

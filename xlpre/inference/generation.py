@@ -23,7 +23,7 @@ from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
 from xlpre.objectives.registry import resolve_objective
 from xlpre.text import special_tokens
-from xlpre.text.tokenizer import Tokenizer, check_token_ids, check_vocab_size
+from xlpre.text.tokenizer import Tokenizer, as_token_ids, check_list, check_vocab_size
 
 BATCH_SIZE = 16  # texts generated together; the cache grows with them
 MIN_MEM_LEN = 256  # tokens; in training, a token sees its window besides memory; in generation, only memory
@@ -136,8 +136,7 @@ def generate(
     objective = resolve_objective(objective, model.backbone.two_streams)
     check_objective(objective)
     check_vocab_size(tokenizer, model.config.vocab_size)
-    if isinstance(prompts, str):
-        raise InputError(f"prompts={prompts!r:.60} is invalid: it must be a list of texts. Write [prompt].")
+    check_list("prompts", prompts)
     check_minimum("batch_size", batch_size, 1)
     padding = encode_prompt(tokenizer, config.padding) if config.padding else np.empty(0, np.int64)
     encoded = [np.concatenate([padding, encode_prompt(tokenizer, prompt)]) for prompt in prompts]
@@ -194,11 +193,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str | np.ndarray) -> np.ndarray:
         joined = [token for ids in paragraphs for token in (*ids, special_tokens.EOP)]
         ends_line = not paragraphs or prompt.endswith("\n")
         return np.array([special_tokens.EOD, *(joined if ends_line else joined[:-1])])
-    tokens = np.asarray(prompt)
-    if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
-        raise InputError(f"prompts={prompt!r:.60} is invalid: a prompt must be a text or its token ids.")
-    check_token_ids(tokens, tokenizer)
-    return np.concatenate([[special_tokens.EOD], tokens]).astype(np.int64)
+    return np.append(special_tokens.EOD, as_token_ids("prompts", prompt, tokenizer))
 
 
 def piece_bytes(tokenizer: Tokenizer) -> list[bytes]:

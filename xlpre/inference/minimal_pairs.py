@@ -16,7 +16,7 @@ import numpy as np
 
 from xlpre.common.errors import InputError, check_minimum
 from xlpre.inference.scoring import TextScore, encode_texts
-from xlpre.text.readers import ByteCounter, json_rows
+from xlpre.text.readers import json_rows
 from xlpre.text.tokenizer import Tokenizer
 
 SENTENCE_KEYS = ("sentence_good", "sentence_bad")
@@ -115,7 +115,7 @@ def read_pairs(paths: Sequence[str | Path], limit: int | None = None) -> list[Mi
     phenomenon_of: dict[str, str] = {}
     counts: dict[str, int] = {}
     for file in _pair_files(paths):
-        for location, row in json_rows(file, ByteCounter(), 0, None):
+        for location, row in json_rows(file):
             pair = _parse_pair(location, row, file.name.partition(".")[0])
             if (known := phenomenon_of.setdefault(pair.paradigm, pair.phenomenon)) != pair.phenomenon:
                 raise InputError(

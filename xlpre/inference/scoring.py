@@ -31,7 +31,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from xlpre.batch import HIDDEN_RANK, Batch, make_batch
+from xlpre.batch import ALL_MEMORY, HIDDEN_RANK, Batch, make_batch
 from xlpre.common.errors import InputError, check_minimum
 from xlpre.data.window_layout import SEGMENT_A, SEGMENT_CLS
 from xlpre.inference.batches import unmasked_batch
@@ -41,7 +41,7 @@ from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import BaseMemory
 from xlpre.objectives.registry import resolve_objective
 from xlpre.text import special_tokens
-from xlpre.text.tokenizer import Tokenizer, check_token_ids, check_vocab_size
+from xlpre.text.tokenizer import Tokenizer, as_token_ids, check_list, check_vocab_size
 
 N_ORDERS = 4
 WINDOW = 512  # tokens; attention memory grows with its square
@@ -241,17 +241,16 @@ def encode_texts(
     Raises:
         InputError: a text has no tokens, or cannot be encoded.
     """
-    if isinstance(texts, str):
-        raise InputError(f"texts={texts!r:.60} is invalid: it must be a list of texts. Write [text].")
+    check_list("texts", texts)
     encoded = []
     for index, text in enumerate(texts):
-        ids = np.asarray(tokenizer.encode(text) if isinstance(text, str) else text)
-        if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
-            problem = "a text needs at least one token" if not ids.size else "it must be a text or its token ids"
-            raise InputError(f"{name_of_text(index)}={text!r:.60} is invalid: {problem}. Correct or remove it.")
-        if not isinstance(text, str):
-            check_token_ids(ids, tokenizer)
-        encoded.append(ids.astype(np.int64))
+        name = name_of_text(index)
+        ids = (
+            np.array(tokenizer.encode(text), np.int64) if isinstance(text, str) else as_token_ids(name, text, tokenizer)
+        )
+        if not ids.size:
+            raise InputError(f"{name}={text!r:.60} is invalid: a text needs at least one token. Correct or remove it.")
+        encoded.append(ids)
     return encoded
 
 
@@ -303,7 +302,7 @@ class _Scorer:
         """Return the (1, T - n_prefix) losses of texts of one window without their first tokens, which are equal and are read once."""
         prefix, backbone = texts[0][None, :n_prefix], self._model.backbone
         inputs = np.append(special_tokens.EOD, prefix[0, :-1])[None]
-        batch = _after(_causal_batch(prefix, inputs, np.ones_like(inputs, bool)), 0, n_prefix)
+        batch = _with_memory(_causal_batch(prefix, inputs, np.ones_like(inputs, bool)), n_prefix)
         memory = backbone.to_kv_cache(backbone.initial_memory(1, n_prefix))
         memory = backbone(batch.to(backbone.device), memory)[1]
         lengths, losses, n_done = _lengths(texts) - n_prefix, [np.empty((1, 0))] * len(texts), 0
@@ -313,7 +312,7 @@ class _Scorer:
                 rows = of_length[index]
                 tokens = np.stack([texts[row][n_prefix - 1 :] for row in rows])
                 batch = _causal_batch(tokens[:, 1:], tokens[:, :-1], np.ones_like(tokens[:, 1:], bool))
-                of_rows = self._losses(_after(batch, n_prefix, 0), memory.expand(len(rows)))[0]
+                of_rows = self._losses(_with_memory(batch), memory.expand(len(rows)))[0]
                 for row, row_losses in zip(rows, of_rows, strict=True):
                     losses[row] = row_losses[None]
                 n_done += len(rows)
@@ -361,7 +360,7 @@ class _Scorer:
         for start in range(0, tokens.shape[1], self._window):
             columns = slice(start, start + self._window)
             batch = build(tokens[:, columns], inputs[:, columns], is_text[:, columns])
-            batch = _after(batch, start, batch.targets.size(1) if is_long else 0)
+            batch = _with_memory(batch, batch.targets.size(1) if is_long else 0)
             losses[:, columns], memory = self._losses(batch, memory)
         return losses
 
@@ -374,8 +373,8 @@ class _Scorer:
             for index in self._split_rows(np.full(len(scored), len(tokens)), 1):  # in order: the rows are equally long
                 positions, B = scored[index], len(index)
                 batch = self._pll_batch(np.tile(tokens, (B, 1)), np.ones((B, len(tokens)), bool), positions)
-                losses.append(self._losses(_after(batch, start, 0), memory.expand(B))[0][:, 0])
-            content = _after(unmasked_batch(tokens), start, len(tokens)).to(memory.hidden.device)
+                losses.append(self._losses(_with_memory(batch), memory.expand(B))[0][:, 0])
+            content = _with_memory(unmasked_batch(tokens), len(tokens)).to(memory.hidden.device)
             memory = self._model.backbone(content, memory)[1]
         return np.concatenate(losses)
 
@@ -497,9 +496,9 @@ def _to_batch(
     )
 
 
-def _after(batch: Batch, start: int, reuse_len: int) -> Batch:
-    """Return the batch of a window that begins after `start` tokens of its text and puts `reuse_len` tokens into memory."""
-    return replace(batch, visible_mem_len=torch.full_like(batch.visible_mem_len, start), reuse_len=reuse_len)
+def _with_memory(batch: Batch, reuse_len: int = 0) -> Batch:
+    """Return the batch of a window that sees all of memory and puts `reuse_len` tokens into it."""
+    return replace(batch, visible_mem_len=torch.full_like(batch.visible_mem_len, ALL_MEMORY), reuse_len=reuse_len)
 
 
 def _lengths(texts: Sequence[np.ndarray]) -> np.ndarray:

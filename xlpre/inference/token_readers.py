@@ -24,7 +24,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from xlpre.batch import Batch, causal_batch, make_batch
+from xlpre.batch import ALL_MEMORY, Batch, causal_batch, make_batch
 from xlpre.data.window_layout import SEGMENT_A, SEGMENT_CLS
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import BaseMemory
@@ -94,7 +94,7 @@ class CausalReader(TokenReader):
 
     def _read(self, tokens: Tensor, n_targets: int = 1) -> Tensor:
         """Read a window (B, T). Return the logits of the tokens after its last `n_targets` positions, (B, n_targets, V)."""
-        all_memory = torch.full_like(tokens[:, 0], self._mem_len)
+        all_memory = torch.full_like(tokens[:, 0], ALL_MEMORY)
         batch = causal_batch(tokens, n_targets, visible_mem_len=all_memory, reuse_len=tokens.size(1))
         logits, self._cache, *_ = self._model.logits(batch, self._cache)
         return logits

@@ -130,7 +130,7 @@ class AttentionMeta:
         content, others = by_distance.split([self.n_content, n_others], dim=2)
         by_key = [_rel_shift_in_order(content, self.n_keys)] if self.n_content else []
         if n_others or not by_key:
-            index = self._distance_index(self.n_content, by_distance.size(2))
+            index = self._distance_index(self.n_content)
             by_key.append(others.gather(3, index[:, None].expand(-1, others.size(1), -1, -1)))
         return torch.cat(by_key, dim=2) if len(by_key) > 1 else by_key[0]
 
@@ -144,9 +144,9 @@ class AttentionMeta:
             return content
         return content.gather(1, self.positions[:, :, None].expand(-1, -1, content.size(2)))
 
-    def _distance_index(self, start: int, end: int) -> Tensor:
-        """Return the index of the distance between each of the query rows `start` to `end` and each key, (B, end - start, K) int64."""
-        first = (self.n_tokens - self.positions[:, start:end])[:, :, None]
+    def _distance_index(self, start: int) -> Tensor:
+        """Return the index of the distance between each of the N query rows from `start` on and each key, (B, N - start, K) int64."""
+        first = (self.n_tokens - self.positions[:, start:])[:, :, None]
         return first + torch.arange(self.n_keys, device=first.device)
 
 

@@ -31,7 +31,7 @@ from xlpre.model.memory import (
     initial_memory,
 )
 from xlpre.model.norm import layer_norm
-from xlpre.model.positions import SCHEMES, NoPositionEmbedding, SharedBiases
+from xlpre.model.positions import SCHEMES, SharedBiases
 from xlpre.model.two_stream import build_attention_meta, build_rows, select_output_rows
 
 
@@ -164,9 +164,9 @@ class Backbone(nn.Module):
                 "a KVCache is available in evaluation only. Call model.eval() and run under torch.no_grad()."
             )
         memory.check(self.config, len(memory.valid), self.mask_embedding)
-        layers: Any = self.layers
-        if not all(isinstance(layer.position_embedding, NoPositionEmbedding) for layer in layers):
+        if self.config.has_absolute_positions:
             return memory
+        layers: Any = self.layers
         projected = [KeyValue(*layer.keys_values(hidden)) for layer, hidden in zip(layers, memory.hidden, strict=True)]
         return KVCache(projected, memory.valid)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -262,17 +263,12 @@ class AdaptiveSoftmax(nn.Module):
         flat = hidden.flatten(0, -2)
         if targets is None:
             return self._log_probabilities(flat).view(*hidden.shape[:-1], self.bounds[-1][1])
-        n_rows = max(
-            MAX_LOGITS // (2 * self.bounds[0][1]), 1
-        )  # the rare tokens take about as many logits as the frequent ones
+        # the rare tokens take about as many logits as the frequent ones
+        n_rows = max(MAX_LOGITS // (2 * self.bounds[0][1]), 1)
+        recomputes = len(flat) > n_rows and torch.is_grad_enabled()
+        run = partial(checkpoint, self._losses, use_reentrant=False) if recomputes else self._losses
         chunks = zip(flat.split(n_rows), targets.flatten().split(n_rows), strict=True)
-        if len(flat) <= n_rows:
-            losses = [self._losses(flat, targets.flatten())]
-        elif torch.is_grad_enabled():
-            losses = [checkpoint(self._losses, *chunk, use_reentrant=False) for chunk in chunks]
-        else:
-            losses = [self._losses(*chunk) for chunk in chunks]
-        return torch.cat(losses).view(targets.shape)
+        return torch.cat([run(*chunk) for chunk in chunks]).view(targets.shape)
 
     def _losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         n_head_tokens = self.bounds[0][1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -27,7 +28,7 @@ class SequenceSummary(nn.Module):
     def __init__(self, config: ModelConfig, pooling: Pooling = "last", project: bool = True) -> None:
         super().__init__()
         self.pooling = pooling
-        self.pool = POOLS[pooling](config)
+        self.pool = _Attention(config) if pooling == "attn" else POOLS[pooling]
         self.dense = nn.Linear(config.d_model, config.d_model) if project else nn.Identity()
         self.activation = nn.Tanh() if project else nn.Identity()
         self.dropout = Dropout(config.dropout)
@@ -54,28 +55,9 @@ class SequenceSummary(nn.Module):
         return self.dropout(self.activation(self.dense(self.pool(hidden, padding))))
 
 
-class _Last(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-
-    def forward(self, hidden: Tensor, padding: Tensor) -> Tensor:
-        return hidden[:, -1]
-
-
-class _First(_Last):
-    def forward(self, hidden: Tensor, padding: Tensor) -> Tensor:
-        return hidden[:, 0]
-
-
-class _Mean(_Last):
-    def forward(self, hidden: Tensor, padding: Tensor) -> Tensor:
-        return hidden.mean(1)
-
-
-class _TextMean(_Last):
-    def forward(self, hidden: Tensor, padding: Tensor) -> Tensor:
-        weight = (~padding).to(hidden.dtype)[:, :, None]
-        return (hidden * weight).sum(1) / weight.sum(1)
+def _text_mean(hidden: Tensor, padding: Tensor) -> Tensor:
+    weight = (~padding).to(hidden.dtype)[:, :, None]
+    return (hidden * weight).sum(1) / weight.sum(1)
 
 
 class _Attention(nn.Module):
@@ -106,10 +88,9 @@ class _Attention(nn.Module):
         return x.view(*x.shape[:2], self.n_head, -1).transpose(1, 2)
 
 
-POOLS: dict[str, type[_Last] | type[_Attention]] = {
-    "last": _Last,
-    "first": _First,
-    "mean": _Mean,
-    "text_mean": _TextMean,
-    "attn": _Attention,
+POOLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "last": lambda hidden, padding: hidden[:, -1],
+    "first": lambda hidden, padding: hidden[:, 0],
+    "mean": lambda hidden, padding: hidden.mean(1),
+    "text_mean": _text_mean,
 }

@@ -22,7 +22,7 @@ from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
 from xlpre.model.memory import HiddenContext, LayerContext
-from xlpre.model.score_terms import BiasedTerm, ContentTerm, PlainContentTerm, ScoreTerm
+from xlpre.model.score_terms import BiasedTerm, ContentTerm, ScoreTerm
 
 
 def sinusoid_table(
@@ -187,7 +187,7 @@ class PositionScheme:
 
     Attributes:
         encoding: builds the module that encodes all distances.
-        terms: builds the score terms of a layer, by name. The content term is the first.
+        terms: builds the score terms of a layer, by name. Without any, the score is the product of query and key.
         embedding: builds the module that adds positions to the input of a layer, given the layer's index.
         biases: names of the score terms with a learned bias.
     """
@@ -207,8 +207,8 @@ def _shaw_terms(config: ModelConfig, shared: SharedBiases) -> dict[str, ScoreTer
     return {"content": ContentTerm(config.n_head, config.head_width, shared["content"]), "position": ShawTerm(config)}
 
 
-def _absolute_terms(config: ModelConfig, shared: SharedBiases) -> dict[str, ScoreTerm]:
-    return {"content": PlainContentTerm(config.n_head, config.head_width)}
+def _no_terms(config: ModelConfig, shared: SharedBiases) -> dict[str, ScoreTerm]:
+    return {}
 
 
 SCHEMES = {
@@ -216,8 +216,8 @@ SCHEMES = {
     "shaw": PositionScheme(LearnedIndex, _shaw_terms, biases=("content",)),
     "sinusoidal": PositionScheme(
         SinusoidalEncoding,
-        _absolute_terms,
+        _no_terms,
         lambda config, layer: NoPositionEmbedding() if layer else SinusoidalPositionEmbedding(),
     ),
-    "learned": PositionScheme(LearnedIndex, _absolute_terms, lambda config, layer: LearnedPositionEmbedding(config)),
+    "learned": PositionScheme(LearnedIndex, _no_terms, lambda config, layer: LearnedPositionEmbedding(config)),
 }

@@ -84,14 +84,6 @@ class BiasedTerm(ScoreTerm):
         self.r_bias = nn.Parameter(torch.empty(n_head, d_head)) if r_bias is None else r_bias
 
 
-class PlainContentTerm(ScoreTerm):
-    """q . k, the only term of a Transformer with absolute positions."""
-
-    def forward(self, pos_encoding: Tensor, n_keys: int) -> dict[str, Tensor]:
-        """Return no fields: query and key are enough."""
-        return {}
-
-
 class ContentTerm(BiasedTerm):
     """(q + r_w) . k, the content term of the relative score."""
 

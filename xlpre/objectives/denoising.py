@@ -39,7 +39,7 @@ class Denoising:
         positions = positions_of_targets(self._spans.sample_targets(windows, rng))
         targets = np.take_along_axis(windows.ids, positions, axis=1)
         action, token = rng.uniform(positions.shape[1]), rng.uniform(positions.shape[1])
-        n_special = len(special_tokens.SPECIAL_TOKENS)
+        n_special = special_tokens.N_SPECIAL
         random_token = n_special + (token * (self._vocab_size - n_special)).astype(np.int64)
         masked = np.where(action < 0.8, special_tokens.MASK, np.where(action < 0.9, random_token, targets))
         input_ids = windows.ids.copy()

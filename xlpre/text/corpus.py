@@ -199,13 +199,13 @@ def read_documents(config: TextConfig, key: str | None = None) -> Iterator[Docum
     """
     document = None
     for units in list_units(config, key):
-        for document in read_units(units, config, ByteCounter()):
+        for document in read_units(units, config):
             yield document
     if document is None:
         raise InputError(empty_text_message(config, key))
 
 
-def read_units(units: Sequence[ReadUnit], config: TextConfig, counter: ByteCounter) -> Iterator[Document]:
+def read_units(units: Sequence[ReadUnit], config: TextConfig, counter: ByteCounter | None = None) -> Iterator[Document]:
     """Yield the documents of `units` in order, until they have `config.max_chars` characters.
 
     Args:
@@ -226,6 +226,8 @@ def read_units(units: Sequence[ReadUnit], config: TextConfig, counter: ByteCount
 def sample_lines(config: TextConfig, n_chars: int) -> list[str]:
     """Return lines with about `n_chars` characters in total, from the beginnings of up to 100 groups of units."""
     groups = list_units(config)
+    if not groups:  # all files are empty
+        return []
     groups = groups[:: -(-len(groups) // MAX_SAMPLED_GROUPS)]
     share = -(-n_chars // len(groups))
     # max_chars also divides a verbatim text into documents of this size
@@ -233,7 +235,7 @@ def sample_lines(config: TextConfig, n_chars: int) -> list[str]:
     lines: list[str] = []
     for group in groups:
         size = 0
-        for line in chain.from_iterable(read_units(group, limited, ByteCounter())):
+        for line in chain.from_iterable(read_units(group, limited)):
             if size >= share:
                 break
             lines.append(line[: share - size])
@@ -277,7 +279,7 @@ def _units_of_source(source: str, weight: float, config: TextConfig, key: str) -
     if source == "docstrings":
         return [ReadUnit(source, weight)]
     if is_hf_dataset(source):
-        n_shards = open_stream(source, config.split).num_shards
+        n_shards = open_stream(source, config.split, f"{key}=").num_shards
         stats = [path.stat() for path in dataset_files(source)]
         modified_ns = max((stat.st_mtime_ns for stat in stats), default=0)
         n_bytes = sum(stat.st_size for stat in stats) // n_shards
@@ -346,7 +348,7 @@ def _matching_files(pattern: str, config: TextConfig, key: str) -> list[Path]:
     return list(unique.values())
 
 
-def _read_unit(unit: ReadUnit, config: TextConfig, counter: ByteCounter) -> Iterator[Document]:
+def _read_unit(unit: ReadUnit, config: TextConfig, counter: ByteCounter | None) -> Iterator[Document]:
     if config.line_type == "verbatim":
         limit = MAX_DOCUMENT_CHARS if config.max_chars is None else min(config.max_chars, MAX_DOCUMENT_CHARS)
         return documents_from_parts(read_parts(Path(unit.source), counter, unit.begin, unit.end), limit)
@@ -355,7 +357,7 @@ def _read_unit(unit: ReadUnit, config: TextConfig, counter: ByteCounter) -> Iter
     if is_hf_dataset(unit.source):
         shard = open_stream(unit.source, config.split).shard(num_shards=unit.end, index=unit.begin)
         shard_name = f" of shard {unit.begin + 1} of {unit.end}" if unit.end != 1 else ""
-        rows = enumerate(iterate_rows(shard, f"text.source={unit.source!r}"), 1)
+        rows = enumerate(iterate_rows(shard, repr(unit.source)), 1)
         located_rows = ((f"{unit.source}, row {number}{shard_name}", row) for number, row in rows)
         return documents_from_rows(located_rows, config.column, config.row_type)
     path = Path(unit.source)
@@ -365,5 +367,5 @@ def _read_unit(unit: ReadUnit, config: TextConfig, counter: ByteCounter) -> Iter
     if kind == ".jsonl":
         json_objects = json_rows(path, counter, unit.begin, unit.end)
         return documents_from_rows(json_objects, config.column, config.row_type)
-    parquet_objects = parquet_rows(path, counter, config.column, unit.begin, unit.end)
+    parquet_objects = parquet_rows(path, config.column, counter, unit.begin, unit.end)
     return documents_from_rows(parquet_objects, config.column, config.row_type)

@@ -32,11 +32,11 @@ def read_hf_rows(source: str, split: str) -> Iterator[dict[str, Any]]:
     Raises:
         InputError: the dataset cannot be loaded or read.
     """
-    return iterate_rows(open_stream(source, split, ""), repr(source))
+    return iterate_rows(open_stream(source, split), repr(source))
 
 
-def open_stream(source: str, split: str, key: str = "text.source=") -> Any:
-    """Open a split of the dataset `source` for streaming. Error messages start with `key` and `source`.
+def open_stream(source: str, split: str, prefix: str = "") -> Any:
+    """Open a split of the dataset `source` for streaming. Error messages start with `prefix` and `source`.
 
     Raises:
         InputError: the dataset cannot be loaded.
@@ -61,7 +61,7 @@ def open_stream(source: str, split: str, key: str = "text.source=") -> Any:
         message = " ".join(str(error).split()).rstrip(".")
         names_splits = re.search(r"(bad|unknown) split", message, re.IGNORECASE)
         remedy = "Name one of them." if names_splits else "Check its name and the network."
-        raise InputError(f"{key}{source!r} could not be loaded: {message}. {remedy}") from None
+        raise InputError(f"{prefix}{source!r} could not be loaded: {message}. {remedy}") from None
 
 
 def iterate_rows(stream: Any, origin: str) -> Iterator[dict[str, Any]]:

@@ -48,6 +48,11 @@ def split_commas_after_digits(pieces: Iterable[str], encode: Callable[[str], lis
     return result
 
 
+def ends_with_number_and_comma(piece: str) -> bool:
+    """Return True if a piece ends with a comma after a digit."""
+    return piece[-1:] == "," and piece[-2:-1].isdigit()
+
+
 def split_comma_after_digit(piece: str, encode: Callable[[str], list[str]]) -> list[str]:
     """Split off a comma after a digit at the end of a piece: "20," becomes "20" and ",".
 
@@ -55,7 +60,7 @@ def split_comma_after_digit(piece: str, encode: Callable[[str], list[str]]) -> l
         piece: a piece of a text.
         encode: encodes a text as pieces. It is called for the number without its comma.
     """
-    if piece[-1:] != "," or not piece[-2:-1].isdigit():
+    if not ends_with_number_and_comma(piece):
         return [piece]
     first, *rest = encode(piece[:-1].replace(WORD_BOUNDARY, ""))
     if not piece.startswith(WORD_BOUNDARY):  # `encode` adds a space before the number

@@ -64,7 +64,7 @@ def file_kind(path: Path, key: str = "text.source", any_name: bool = False) -> s
     return kind
 
 
-def read_lines(path: Path, counter: ByteCounter, begin: int = 0) -> Iterator[tuple[int, str]]:
+def read_lines(path: Path, counter: ByteCounter | None = None, begin: int = 0) -> Iterator[tuple[int, str]]:
     """Yield lines with the offset of their first byte, from the first line that starts at or after byte `begin`.
 
     Args:
@@ -75,6 +75,7 @@ def read_lines(path: Path, counter: ByteCounter, begin: int = 0) -> Iterator[tup
     Raises:
         InputError: the file cannot be read, or a line is not UTF-8, is too long, or contains a zero byte.
     """
+    counter = counter or ByteCounter()
     number, offset, counted_before = 0, begin, counter.n_bytes
     try:
         with (
@@ -110,7 +111,7 @@ def _remedy(error: Exception) -> str:
     return ". The file is damaged; download it again."
 
 
-def read_parts(path: Path, counter: ByteCounter, begin: int = 0, end: int | None = None) -> Iterator[str]:
+def read_parts(path: Path, counter: ByteCounter | None = None, begin: int = 0, end: int | None = None) -> Iterator[str]:
     """Yield a text unchanged, in parts that end after a line if possible, else after a space.
 
     Args:
@@ -125,6 +126,7 @@ def read_parts(path: Path, counter: ByteCounter, begin: int = 0, end: int | None
     Raises:
         InputError: the file cannot be read, or is shorter than `end`.
     """
+    counter = counter or ByteCounter()
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     counted_before, position, rest = counter.n_bytes, 0, b""
     try:
@@ -156,7 +158,9 @@ def read_parts(path: Path, counter: ByteCounter, begin: int = 0, end: int | None
         )
 
 
-def json_rows(path: Path, counter: ByteCounter, begin: int, end: int | None) -> Iterator[tuple[str, dict[str, Any]]]:
+def json_rows(
+    path: Path, counter: ByteCounter | None = None, begin: int = 0, end: int | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (location for error messages, object) for each line that starts in [begin, end).
 
     Raises:
@@ -187,14 +191,18 @@ def row_group_sizes(path: Path) -> list[int]:
 
 
 def parquet_rows(
-    path: Path, counter: ByteCounter, column: str | None, begin: int, end: int | None
+    path: Path,
+    column: str | None = None,
+    counter: ByteCounter | None = None,
+    begin: int = 0,
+    end: int | None = None,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (location for error messages, row) for each row of the row groups [begin, end).
 
     Args:
         path: a parquet file.
-        counter: counts the bytes read.
         column: column to read. None: all of them.
+        counter: counts the bytes read.
         begin: first row group.
         end: row group after the last one. None: the end of the file.
 
@@ -217,7 +225,8 @@ def parquet_rows(
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{path}, row {number}", row
-            counter.n_bytes += file.metadata.row_group(group).total_byte_size
+            if counter:
+                counter.n_bytes += file.metadata.row_group(group).total_byte_size
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path}, within 1,024 rows after row {number}: not UTF-8 ({error.reason}). Convert or remove the row."

@@ -19,7 +19,13 @@ from xlpre.common.cli_main import immediate_interrupts
 from xlpre.common.errors import InputError
 from xlpre.text import special_tokens
 from xlpre.text.offsets import TokenOffsets, build_offsets, clean_text_with_offsets, piece_extents
-from xlpre.text.preprocess import Preprocess, clean_text, split_comma_after_digit, split_commas_after_digits
+from xlpre.text.preprocess import (
+    Preprocess,
+    clean_text,
+    ends_with_number_and_comma,
+    split_comma_after_digit,
+    split_commas_after_digits,
+)
 from xlpre.text.tokenizer import MIN_COVERAGE, Tokenizer, TokenizerConfig
 
 # Other versions encode a few tokens in a million differently, and train different vocabularies.
@@ -51,7 +57,7 @@ class SentencePieceTokenizer(Tokenizer):
             raise InputError(
                 f"{origin} is not a SentencePiece model. Train one with pretrain/train_tokenizer.py."
             ) from None
-        n_special = len(special_tokens.SPECIAL_TOKENS)
+        n_special = special_tokens.N_SPECIAL
         actual = tuple(self._processor.id_to_piece(i) for i in range(min(n_special, len(self))))
         if actual != special_tokens.SPECIAL_TOKENS:
             raise InputError(
@@ -105,7 +111,7 @@ class SentencePieceTokenizer(Tokenizer):
     @cached_property
     def bytes_per_piece(self) -> np.ndarray:
         """(V,) int64, number of UTF-8 bytes of each piece; see `Tokenizer`."""
-        n_special = len(special_tokens.SPECIAL_TOKENS)
+        n_special = special_tokens.N_SPECIAL
         lengths = [len(piece.replace(special_tokens.WORD_BOUNDARY, " ").encode()) for piece in self.pieces]
         return np.array([1] * n_special + lengths[n_special:])
 
@@ -155,7 +161,7 @@ class SentencePieceTokenizer(Tokenizer):
     @cached_property
     def _may_end_with_comma(self) -> frozenset[int]:
         """Ids of the pieces that end with a comma after a digit, and <unk>, which stands for any characters."""
-        numbers = (i for i, piece in enumerate(self.pieces) if piece[-1:] == "," and piece[-2:-1].isdigit())
+        numbers = (i for i, piece in enumerate(self.pieces) if ends_with_number_and_comma(piece))
         return frozenset([special_tokens.UNK, *numbers])
 
     def _split_piece(self, piece: str) -> list[str]:

@@ -234,11 +234,6 @@ class WordTokenizer(TableTokenizer):
         unknown = sum((len(word) + 1) * count for word, count in words.items() if word not in self._ids)
         return unknown / max(n_chars, 1)
 
-    @cached_property
-    def starts_word(self) -> np.ndarray:
-        """(V,) bool, True if the piece starts a word; see `Tokenizer`."""
-        return np.ones(len(self), bool)
-
     def _piece(self, entry: str) -> str:
         return WORD_BOUNDARY + entry
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -209,12 +209,53 @@ class Tokenizer(ABC):
     def _check_ids(self, ids: Iterable[int]) -> list[int]:
         """Return token ids as a list without special tokens besides <unk> and <eop>. Raise InputError if one is too large."""
         ids = [int(i) for i in ids if i >= special_tokens.EOP or i == special_tokens.UNK]
-        check_token_ids(np.array(ids), self)
+        _check_token_ids(np.array(ids), self)
         return ids
 
 
-def check_token_ids(ids: np.ndarray, tokenizer: Tokenizer) -> None:
-    """Raise InputError if one of the token ids (T,) is not in the vocabulary."""
+def as_token_ids(name: str, values: Any, tokenizer: Tokenizer) -> np.ndarray:
+    """Return token ids that a user passed in place of a text, (T,) int64.
+
+    Args:
+        name: name of the ids in error messages.
+        values: (T,) token ids.
+        tokenizer: their vocabulary.
+
+    Raises:
+        InputError: `values` is not a one-dimensional sequence of integers, or an id is not in the vocabulary.
+    """
+    ids = integer_row(name, values, "a text or its token ids. Correct or remove it")
+    _check_token_ids(ids, tokenizer)
+    return ids
+
+
+def integer_row(name: str, values: Any, rule: str) -> np.ndarray:
+    """Return integers as an (N,) int64 array.
+
+    Args:
+        name: name of the integers in error messages.
+        values: (N,) integers.
+        rule: what an error message says that `values` must be, and a remedy, without the last period.
+
+    Raises:
+        InputError: `values` is not a one-dimensional sequence of integers.
+    """
+    try:
+        row = np.asarray(values)
+    except (ValueError, TypeError):  # nested lists of different lengths
+        row = np.empty((0, 0))
+    if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
+        raise InputError(f"{name}={values!r:.60} is invalid: it must be {rule}.")
+    return row.astype(np.int64)
+
+
+def check_list(name: str, values: object) -> None:
+    """Raise InputError if an argument that must be a list of texts is a single text."""
+    if isinstance(values, str):
+        raise InputError(f"{name}={values!r:.60} is invalid: it must be a list of texts. Write [{name.rstrip('s')}].")
+
+
+def _check_token_ids(ids: np.ndarray, tokenizer: Tokenizer) -> None:
     if ids.size and not 0 <= ids.min() <= ids.max() < len(tokenizer):
         invalid = ids.min() if ids.min() < 0 else ids.max()
         raise InputError(

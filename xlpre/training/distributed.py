@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import secrets
 import socket
 import sys
@@ -16,7 +15,6 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from xlpre.common.errors import InputError
 from xlpre.common.launcher import read_launcher
@@ -149,13 +147,6 @@ def _set_num_threads(n_sharing: int) -> None:
     torch.set_num_threads(max(1, min(cores, int(limit)) if limit.isdecimal() else cores))
 
 
-def seed_everything(seed: int) -> None:
-    """Seed the global random generators, which draw the initial weights."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
 def seed_step(seed: int, step: int, rank: int) -> None:
     """Seed dropout for one step of one process.
 
@@ -204,24 +195,15 @@ class Comm:
 
     def all_reduce_max(self, *values: float) -> list[float]:
         """Return the maximum of each value over all processes."""
-        return self._reduce(values, dist.ReduceOp.MAX)
+        return self._start(values, dist.ReduceOp.MAX)()
 
     def start_all_reduce_max(self, *values: float) -> Callable[[], list[float]]:
         """Start `all_reduce_max` in the background. The function that it returns waits for the result."""
-        tensor = torch.tensor(values, dtype=torch.float64)
-        if self._group is None:
-            return tensor.tolist
-        work = dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._group, async_op=True)
-
-        def wait() -> list[float]:
-            work.wait()
-            return tensor.tolist()
-
-        return wait
+        return self._start(values, dist.ReduceOp.MAX)
 
     def all_reduce_sum(self, *values: float) -> list[float]:
         """Return the sum of each value over all processes."""
-        return self._reduce(values, dist.ReduceOp.SUM)
+        return self._start(values, dist.ReduceOp.SUM)()
 
     def broadcast(self, value: T) -> T:
         """Return the `value` of rank 0 on every process."""
@@ -265,9 +247,14 @@ class Comm:
         if self._group is not None:
             dist.barrier(self._group)
 
-    def _reduce(self, values: tuple[float, ...], operation: dist.ReduceOp.RedOpType) -> list[float]:
+    def _start(self, values: tuple[float, ...], operation: dist.ReduceOp.RedOpType) -> Callable[[], list[float]]:
+        tensor = torch.tensor(values, dtype=torch.float64)
         if self._group is None:
-            return list(values)
-        tensor: Tensor = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(tensor, operation, group=self._group)
-        return tensor.tolist()
+            return tensor.tolist
+        work = dist.all_reduce(tensor, operation, group=self._group, async_op=True)
+
+        def wait() -> list[float]:
+            work.wait()
+            return tensor.tolist()
+
+        return wait

@@ -186,14 +186,14 @@ class StreamedDataset:
 def test_a_failed_download_resumes_after_its_shards(small, tokenizer, tmp_path, monkeypatch):
     rows = ["\n".join(document) for document in make_documents(200)]
     config = TextConfig(source="hf:owner/data", val_fraction=0.1, num_processes=1)
-    monkeypatch.setattr(corpus, "open_stream", lambda source, split: StreamedDataset(rows))
+    monkeypatch.setattr(corpus, "open_stream", lambda source, split, prefix="": StreamedDataset(rows))
     uninterrupted = build_store(tmp_path / "uninterrupted", config, tokenizer)
-    monkeypatch.setattr(corpus, "open_stream", lambda source, split: StreamedDataset(rows, fails_at=50))
+    monkeypatch.setattr(corpus, "open_stream", lambda source, split, prefix="": StreamedDataset(rows, fails_at=50))
     with pytest.raises(
         ValueError, match="'hf:owner/data', after row 50: cannot be read: the network is gone. Run the same command"
     ):
         build_store(tmp_path / "store", config, tokenizer)
     n_shards = len(list(tmp_path.glob(".store.unfinished/*/[0-9]*")))
     assert n_shards > 5 and not (tmp_path / "store").exists()
-    monkeypatch.setattr(corpus, "open_stream", lambda source, split: StreamedDataset(rows))
+    monkeypatch.setattr(corpus, "open_stream", lambda source, split, prefix="": StreamedDataset(rows))
     assert content(build_store(tmp_path / "store", config, tokenizer)) == content(uninterrupted)

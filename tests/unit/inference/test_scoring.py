@@ -227,7 +227,7 @@ def test_text_is_encoded_and_progress_is_reported(tokenizer):
         ("permutation", {"n_orders": 0}, "n_orders=0 is invalid"),
         ("permutation", {"window": 0}, "window=0 is invalid"),
         ("permutation", {"texts": [np.array([9]), np.array([], int)]}, r"texts\[1\]=.* is invalid: a text needs at least one token"),
-        ("permutation", {"texts": [np.array([9.5])]}, r"texts\[0\]=.* is invalid: it must be a text or its token ids"),
+        ("permutation", {"texts": [[[1], [2, 3]]]}, r"texts\[0\]=.* is invalid: it must be a text or its token ids"),
         ("permutation", {"texts": "abc"}, "texts='abc' is invalid: it must be a list of texts"),
         ("permutation", {"tokenizer": Ids(V + 1)}, "tokenizer is invalid: it has 13 pieces, but the model has vocab_size 12"),
     ],

@@ -12,9 +12,16 @@ from hypothesis import strategies as st
 
 from tests.conftest import examples
 from xlpre.text import corpus, document
-from xlpre.text.corpus import TextConfig, list_units, read_documents, read_units, sample_lines, source_files
+from xlpre.text.corpus import (
+    TextConfig,
+    list_units,
+    list_val_units,
+    read_documents,
+    read_units,
+    sample_lines,
+    source_files,
+)
 from xlpre.text.hub import read_hf_rows
-from xlpre.text.readers import ByteCounter
 
 
 def read(source, **settings):
@@ -81,6 +88,22 @@ def test_a_dataset_saved_to_disk_is_read_by_split(tmp_path):
     assert read(f"hf:{tmp_path / 'several'}", split="other") == [["3"]]
     with pytest.raises(ValueError, match=r"could not be loaded: Bad split: none. .*'train', 'other'"):
         read(f"hf:{tmp_path / 'several'}", split="none")
+
+
+def test_an_error_of_a_dataset_names_its_setting():
+    sources = {
+        "text.source": TextConfig(source="hf:./nope"),
+        "text.mixture": TextConfig(mixture={"hf:./nope": 1}),
+        "text.val_source": TextConfig(val_source="hf:./nope"),
+    }
+    for key, config in sources.items():
+        with pytest.raises(ValueError, match=f"^{key}='hf:./nope' could not be loaded"):
+            list_val_units(config) if config.val_source else list_units(config)
+
+
+def test_a_parquet_file_without_row_groups_has_no_text(tmp_path):
+    pyarrow.parquet.ParquetWriter(tmp_path / "a.parquet", pyarrow.schema([("text", pyarrow.string())])).close()
+    assert sample_lines(TextConfig(source=f"{tmp_path}/a.parquet"), 100) == []
 
 
 def test_max_chars_stops_after_the_document_that_reaches_it(tmp_path):
@@ -220,12 +243,12 @@ def test_a_file_read_in_units_has_the_same_documents(tmp_path_factory, paragraph
     before, corpus.UNIT_BYTES = corpus.UNIT_BYTES, 1 << 30
     try:
         (one_group,) = list_units(config)
-        expected = list(read_units(one_group, config, ByteCounter()))
+        expected = list(read_units(one_group, config))
         corpus.UNIT_BYTES = unit_bytes
         groups = list_units(config)
     finally:
         corpus.UNIT_BYTES = before
-    assert [document for units in groups for document in read_units(units, config, ByteCounter())] == expected
+    assert [document for units in groups for document in read_units(units, config)] == expected
 
 
 def test_too_long_lines_and_binary_files_are_refused(tmp_path, monkeypatch):
