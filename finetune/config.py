@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from xlpre.common.errors import InputError, check_minimum
+from xlpre.config.cli import ExplicitKeys
+from xlpre.config.loader import load_config
 from xlpre.training.config import LayerwiseOptimConfig, TrainConfig, check_compile
 from xlpre.training.deepspeed_overrides import check_overrides
 from xlpre.training.lr_schedule import ScheduleConfig
@@ -200,23 +203,9 @@ class TaskTrainConfig(TrainConfig):
         global_batch_size: examples per optimizer step, over all processes and micro-steps.
         micro_batch_size: examples of one process per forward and backward pass. null: all examples of the process. The number of
             micro-steps (gradient accumulation) is global_batch_size / (number of processes * micro_batch_size).
-        batch_warmup_steps: for pretraining only. In fine-tuning, all batches have the same size.
-        keep_checkpoints_every: for pretraining only. Fine-tuning removes the checkpoints of a finished run.
     """
 
     steps: int = 1000
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.batch_warmup_steps:
-            raise InputError(
-                f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: in fine-tuning, batches have a fixed size. Leave it out."
-            )
-        if self.keep_checkpoints_every is not None:
-            raise InputError(
-                f"train.keep_checkpoints_every={self.keep_checkpoints_every} is invalid: fine-tuning removes the checkpoints of a finished "
-                "run. Leave it out."
-            )
 
 
 @dataclass(frozen=True)
@@ -310,6 +299,17 @@ class FinetuneConfig:
 def task_overrides(config: FinetuneConfig) -> Sequence[str]:
     """Return the `key=value` settings that the config file adds for the selected task."""
     return config.task_overrides.get(config.task or "", [])
+
+
+def load_finetune_config(file: str | Path, overrides: Sequence[str]) -> FinetuneConfig:
+    """Load the settings of `finetune/run.py --config FILE OVERRIDES`.
+
+    Raises:
+        InputError: see `load_config` and `apply_precedence`.
+    """
+    config = load_config(FinetuneConfig, file, overrides, task_overrides)
+    explicit_keys = ExplicitKeys.read(file, overrides)
+    return apply_precedence(config, explicit_keys.args, explicit_keys.own_file)
 
 
 def apply_precedence(config: FinetuneConfig, *keys: Collection[str]) -> FinetuneConfig:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from xlpre.common.errors import InputError, check_minimum
-from xlpre.common.messages import as_yaml
+from xlpre.common.messages import as_yaml, counted
 from xlpre.config.loader import load_config
 from xlpre.data.window_layout import DataConfig
 from xlpre.model.config import MemoryConfig, ModelConfig
@@ -18,6 +18,7 @@ from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.text.blanks import BLANK, has_blank
 from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import TokenizerConfig
+from xlpre.training.batch_schedule import BatchSchedule
 from xlpre.training.config import OPERATIONAL_SETTINGS, PretrainOptimConfig, TrainConfig, check_compile
 from xlpre.training.deepspeed_overrides import check_muon_overrides, check_overrides, enabled_offloads
 from xlpre.training.lr_schedule import ScheduleConfig
@@ -91,10 +92,51 @@ class PretrainTrainConfig(TrainConfig):
             `model.d_embed`, `model.tie_embedding=false`, `deepspeed.torch_autocast` and `deepspeed.flops_profiler`. null: true in the
             case that has been tried on a GPU: one process, bf16, ZeRO stage 1 without offloading, the attention backend `triton`, and no
             `train.compile`.
+        batch_warmup_steps: number of steps at the start, during which the number of micro-steps rises from 1 to the accumulation. If the
+            accumulation would be 1, smaller micro-batches make it at least 2. The rows of omitted micro-steps are not read.
+        keep_checkpoints_every: also keep checkpoints whose step is a multiple of this number; null: keep only recent checkpoints.
     """
 
     save_memory: Literal["newest", "all", "none"] = "newest"
     cuda_graphs: bool | None = None
+    batch_warmup_steps: int = 0
+    keep_checkpoints_every: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_minimum(
+            "train.keep_checkpoints_every", self.keep_checkpoints_every, 1, "Set train.keep_checkpoints_every=null."
+        )
+        check_minimum(
+            "train.batch_warmup_steps", self.batch_warmup_steps, 0, "Set train.batch_warmup_steps=0 for no warm-up."
+        )
+        if self.batch_warmup_steps and self.micro_batch_size is None:
+            raise InputError(
+                f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: the warm-up adds micro-steps to a step, but with "
+                "train.micro_batch_size=null every step has one. Set train.micro_batch_size, or train.batch_warmup_steps=0."
+            )
+
+    def batch_schedule(self, world_size: int) -> BatchSchedule:
+        """Divide the global batch among `world_size` processes.
+
+        Raises:
+            InputError: the rows cannot be divided equally, or `batch_warmup_steps` is set and each process has one row only.
+        """
+        schedule = super().batch_schedule(world_size)
+        if not self.batch_warmup_steps:
+            return schedule
+        micro_batch_size, accumulation = schedule.micro_batch_size, schedule.accumulation
+        if accumulation == 1:  # for example in a run that resumes on more processes
+            rows = micro_batch_size
+            if rows == 1:
+                raise InputError(
+                    f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: the warm-up needs two rows per process, but "
+                    f"train.global_batch_size={self.global_batch_size} with {counted(world_size, 'process')} leaves one row for each. "
+                    "Start fewer processes, or set train.batch_warmup_steps=0, which changes nothing after the warm-up."
+                )
+            micro_batch_size = max(size for size in range(1, rows) if rows % size == 0)
+            accumulation = rows // micro_batch_size
+        return BatchSchedule(world_size, micro_batch_size, accumulation, self.batch_warmup_steps)
 
 
 @dataclass(frozen=True)

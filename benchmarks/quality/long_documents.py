@@ -11,7 +11,9 @@ Finished runs are not repeated.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,14 +24,19 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
-from benchmarks.common.finetuning_runs import CONFIG, FinetuningRun
+from benchmarks.common.processes import REPOSITORY
+from finetune.config import load_finetune_config
+from finetune.trainer.final_results import finished_seeds
+from finetune.trainer.inputs import RunInputs
+from finetune.trainer.results import RESULT, Result, seed_folder
 from xlpre.common.cli_main import run_main
 from xlpre.common.errors import InputError
 from xlpre.common.files import write_text
-from xlpre.common.job_pool import run_all
+from xlpre.common.job_pool import Command, run_all
 from xlpre.common.tables import to_jsonl, to_markdown, write_table
 from xlpre.conversion.model_folder import load_folder
 
+CONFIG = str(REPOSITORY / "configs/finetune/small.yaml")
 LEVELS = ("middle", "high")
 WAYS = {
     "truncate": ["data.long_text=truncate"],
@@ -75,20 +82,47 @@ def write_articles(args: argparse.Namespace) -> None:
 
 
 @dataclass(frozen=True)
-class WayRun(FinetuningRun):
-    """A fine-tuning run with one way to read long texts.
+class WayRun:
+    """A fine-tuning run with one way to read long texts and one seed, in its own folder.
 
     Attributes:
         way: the way, a key of WAYS.
+        seed: seed of the run.
+        folder: run folder.
+        config: config file.
+        overrides: settings that override the file, besides seed and folder.
     """
 
     way: str
+    seed: int
+    folder: Path
+    config: str
+    overrides: Sequence[str]
 
-    def settings(self, args: argparse.Namespace) -> list[str]:
-        """Return the settings of the run, which override its config file."""
-        settings = ["task=classify", f"init_from={args.model}", f"data.dir={args.runs}"]
-        settings += ["data.train=[train.jsonl]", "data.dev=[dev.jsonl]", "data.text=[text]"]
-        return [*settings, *WAYS[self.way], *args.settings]
+    @property
+    def seed_folder(self) -> Path:
+        """Folder inside the run folder with the output of the seed."""
+        return seed_folder(self.folder, self.seed)
+
+    @property
+    def settings(self) -> list[str]:
+        """All settings that override the file."""
+        return [f"seed={self.seed}", f"name={self.folder.name}", f"run_dir={self.folder}", *self.overrides]
+
+    def is_finished(self) -> bool:
+        """Return True if the folder has a result of the current settings, examples and weights.
+
+        Raises:
+            InputError: the folder has a result of others.
+        """
+        if not (self.seed_folder / RESULT).exists():
+            return False
+        return self.seed in finished_seeds(RunInputs(load_finetune_config(self.config, self.settings)))
+
+    def command(self) -> Command:
+        """Return the command that starts or resumes the run."""
+        script = os.path.relpath(REPOSITORY / "finetune/run.py")
+        return Command(self.folder, ["python", script, "--config", self.config, *self.settings], self.is_finished)
 
     def result_line(self, labels: Sequence[str], lengths: Sequence[int], max_len: int) -> dict[str, Any]:
         """Return the line of results.jsonl: accuracy on all articles, on articles that fit into a window, and on longer articles.
@@ -98,7 +132,9 @@ class WayRun(FinetuningRun):
             lengths: number of tokens of each article.
             max_len: tokens per window.
         """
-        result = self.result
+        if not (self.seed_folder / RESULT).exists():
+            raise InputError(f"{self.folder} has no result: the run was stopped. Run the same command again to resume.")
+        result = Result.read(self.seed_folder / RESULT)
         predictions = map(json.loads, (self.seed_folder / "dev.jsonl").read_text("utf-8").split("\n")[:-1])
         is_correct = [line["prediction"] == label for line, label in zip(predictions, labels, strict=True)]
         return {
@@ -143,14 +179,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_intermixed_args(argv)
     args.runs = Path("runs/long") / args.out.name
     steps = [f"train.steps={args.steps}", f"eval.every={args.steps}", "train.global_batch_size=16"]
-    args.settings = [f"data.max_seq_len={args.max_len}", *steps, *args.settings]
+    common = ["task=classify", f"init_from={args.model}", f"data.dir={args.runs}", "data.train=[train.jsonl]"]
+    common += ["data.dev=[dev.jsonl]", "data.text=[text]", f"data.max_seq_len={args.max_len}"]
     write_articles(args)
-    runs = [
-        WayRun(seed, args.runs / f"{way.replace(', ', '_')}_{seed}", way)
-        for seed in range(1, args.seeds + 1)
-        for way in WAYS
-    ]
-    run_all([run.command(args.config, run.settings(args)) for run in runs], args.jobs)
+    runs = []
+    for seed, (way, settings) in itertools.product(range(1, args.seeds + 1), WAYS.items()):
+        folder = args.runs / f"{way.replace(', ', '_')}_{seed}"
+        runs.append(WayRun(way, seed, folder, args.config, [*common, *settings, *steps, *args.settings]))
+    run_all([run.command() for run in runs], args.jobs)
     dev = [json.loads(line) for line in (args.runs / "dev.jsonl").read_text("utf-8").split("\n")[:-1]]
     tokenizer = load_folder(args.model).tokenizer
     lengths = [len(tokenizer.encode(article["text"])) + 2 for article in dev]

@@ -34,7 +34,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
-from xlpre.batch import make_batch
+from xlpre.batch import causal_batch, make_batch
 from xlpre.conversion.model_folder import load_folder
 from xlpre.inference.token_readers import CausalReader, PermutationReader, TokenReader
 from xlpre.model.config import ModelConfig
@@ -64,8 +64,7 @@ def uncached_logits(model: LanguageModel, objective: str, text: Tensor, n_contex
     In a permutation model, the first `n_context` tokens see each other, and the others the tokens before them.
     """
     if objective == "causal":
-        rank = torch.arange(text.size(1), dtype=torch.int32).expand_as(text)
-        batch = make_batch(text, rank + 1, rank, torch.full_like(text[:, :1], text.size(1) - 1))
+        batch = causal_batch(text, 1)
     else:
         text = torch.cat([text, text[:, :1]], dim=1)  # the position of the next token, whose content no query sees
         rank = (torch.arange(text.size(1), dtype=torch.int32) - n_context + 1).clamp(min=0).expand_as(text)

@@ -40,7 +40,7 @@ from pretrain.planning.activation_memory import activation_memory
 from pretrain.planning.flops import batch_shape, flops_by_part, flops_per_step
 from xlpre.common.plots import new_figure, save_figure
 from xlpre.data.window_layout import DataConfig
-from xlpre.inference.context_losses import causal_batch
+from xlpre.inference.context_losses import next_token_batch
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory
@@ -96,7 +96,7 @@ class Step:
         self._model = LanguageModel(config.model, two_streams=not point["causal"])
         sizes = {"reuse_len": config.data.reuse_len, "partial_k": config.objective.partial_k, "seed": 0}
         tokens = torch.randint(point["vocab_size"], (rows, point["window"] + 1))
-        self._batch = causal_batch(tokens, point["window"]) if point["causal"] else random_batch({**point, **sizes})
+        self._batch = next_token_batch(tokens, point["window"]) if point["causal"] else random_batch({**point, **sizes})
         hidden = torch.randn(point["n_layer"], rows, point["mem_len"], point["d_model"])
         self._memory = Memory(hidden, torch.full((rows,), point["mem_len"]))
         for parameter in self._model.parameters():

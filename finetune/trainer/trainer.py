@@ -123,10 +123,9 @@ class Trainer:
             checkpoints,
             self.context.comm,
             train.keep_last_checkpoints,
-            train.keep_checkpoints_every,
-            self._publish,
-            saved,
-            train.max_failed_saves,
+            publish=self._publish,
+            resumed=saved,
+            max_failed=train.max_failed_saves,
         )
         self.best: tuple[float, int] | None = manifest.get("best") and tuple(manifest["best"])
         self._n_without_improvement: int = manifest.get("evaluations_without_improvement", 0)

@@ -65,7 +65,6 @@ def check_refused(result, message):
         ("task=clasify", "task", "clasify", "classify"),
         ("optim.layer_decay=2", "optim.layer_decay", 2.0, "at most 1"),
         ("schedule.warmup_steps=9", "schedule.warmup_steps", 9, "train.steps=4"),
-        ("train.batch_warmup_steps=2", "train.batch_warmup_steps", 2, ""),
         ("model.pooling=mean", "model.pooling", "mean", "last"),
         ("num_seeds=0", "num_seeds", 0, "num_seeds=1"),
         ("data.labels=[good]", "data.labels", "[good]", ""),

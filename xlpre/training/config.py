@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from xlpre.common.errors import InputError, check_minimum
-from xlpre.common.messages import counted
 from xlpre.training.batch_schedule import BatchSchedule, split_batch
 
 # `train` settings that do not influence the result of a run
@@ -40,8 +39,6 @@ class TrainConfig:
             a lane, which reads consecutive windows of the text.
         micro_batch_size: rows of one process in one forward and backward pass; null: all rows of the process. The number of micro-steps
             (accumulation) is global_batch_size / (number of processes * micro_batch_size).
-        batch_warmup_steps: number of steps at the start, during which the number of micro-steps rises from 1 to the accumulation. If the
-            accumulation would be 1, smaller micro-batches make it at least 2. The rows of omitted micro-steps are not read.
         precision: `auto` is bf16 on a GPU that supports it, else fp32. On a CPU with bf16 instructions (AVX512-BF16 or AMX), `bf16`
             is 1.3 to 3.5 times as fast as fp32.
         activation_checkpointing: recompute the activations of layers in the backward pass, which saves memory but adds a third more
@@ -50,7 +47,6 @@ class TrainConfig:
         log_every: steps between lines of metrics.
         save_every: steps between checkpoints.
         keep_last_checkpoints: number of recent checkpoints that are kept.
-        keep_checkpoints_every: also keep checkpoints whose step is a multiple of this number; null: keep only recent checkpoints.
         max_failed_saves: the run stops after this number of checkpoints in a row that could not be written, for example because the
             disk is full.
         max_skipped_steps: the run stops after this number of steps in a row that were skipped because a gradient was not finite.
@@ -62,14 +58,12 @@ class TrainConfig:
     hours: float | None = None
     global_batch_size: int = 32
     micro_batch_size: int | None = None
-    batch_warmup_steps: int = 0
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     activation_checkpointing: bool = False
     compile: bool = False
     log_every: int = 20
     save_every: int = 500
     keep_last_checkpoints: int = 2
-    keep_checkpoints_every: int | None = None
     max_failed_saves: int = 3
     max_skipped_steps: int = 20
     timeout_minutes: float = 20.0
@@ -87,16 +81,7 @@ class TrainConfig:
         )
         for name in counts:
             check_minimum(f"train.{name}", getattr(self, name), 1, f"Set train.{name}=1.")
-        for name in ("micro_batch_size", "keep_checkpoints_every"):
-            check_minimum(f"train.{name}", getattr(self, name), 1, f"Set train.{name}=null.")
-        check_minimum(
-            "train.batch_warmup_steps", self.batch_warmup_steps, 0, "Set train.batch_warmup_steps=0 for no warm-up."
-        )
-        if self.batch_warmup_steps and self.micro_batch_size is None:
-            raise InputError(
-                f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: the warm-up adds micro-steps to a step, but with "
-                "train.micro_batch_size=null every step has one. Set train.micro_batch_size, or train.batch_warmup_steps=0."
-            )
+        check_minimum("train.micro_batch_size", self.micro_batch_size, 1, "Set train.micro_batch_size=null.")
         if not 0 < self.timeout_minutes <= 1e6:
             raise InputError(
                 f"train.timeout_minutes={self.timeout_minutes} is invalid: it must be above 0 and at most 1e6. Set "
@@ -111,20 +96,9 @@ class TrainConfig:
         """Divide the global batch among `world_size` processes.
 
         Raises:
-            InputError: the rows cannot be divided equally, or `batch_warmup_steps` is set and each process has one row only.
+            InputError: the rows cannot be divided equally.
         """
-        micro_batch_size, accumulation = split_batch(self.global_batch_size, self.micro_batch_size, world_size)
-        if self.batch_warmup_steps and accumulation == 1:  # for example in a run that resumes on more processes
-            rows = micro_batch_size
-            if rows == 1:
-                raise InputError(
-                    f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: the warm-up needs two rows per process, but "
-                    f"train.global_batch_size={self.global_batch_size} with {counted(world_size, 'process')} leaves one row for each. "
-                    "Start fewer processes, or set train.batch_warmup_steps=0, which changes nothing after the warm-up."
-                )
-            micro_batch_size = max(size for size in range(1, rows) if rows % size == 0)
-            accumulation = rows // micro_batch_size
-        return BatchSchedule(world_size, micro_batch_size, accumulation, self.batch_warmup_steps)
+        return BatchSchedule(world_size, *split_batch(self.global_batch_size, self.micro_batch_size, world_size))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from finetune.config import FinetuneConfig, apply_precedence, task_overrides
+from finetune.config import FinetuneConfig, load_finetune_config
 from finetune.trainer.results import RESULT, Result, seed_folder
 from pretrain.config import PretrainConfig, changed_settings
 from pretrain.trainer.dry_run import open_inputs
@@ -28,7 +28,6 @@ from xlpre.common.errors import InputError
 from xlpre.common.files import atomic_dir, compute_crc32c, lock_dir, write_text
 from xlpre.common.messages import as_yaml
 from xlpre.config.cli import ExplicitKeys
-from xlpre.config.loader import load_config
 from xlpre.conversion.model_folder import resolve_model_dir
 from xlpre.text.corpus import source_exists
 from xlpre.training.config import OPERATIONAL_SETTINGS
@@ -347,10 +346,7 @@ class Finetuning(ModelStage):
     @cached_property
     def config(self) -> FinetuneConfig:
         """Settings of the fine-tuning."""
-        overrides = self.arguments[2:]
-        config = load_config(FinetuneConfig, self.file, overrides, task_overrides)
-        explicit_keys = ExplicitKeys.read(self.file, overrides)
-        return apply_precedence(config, explicit_keys.args, explicit_keys.own_file)
+        return load_finetune_config(self.file, self.arguments[2:])
 
     def check_inputs(self) -> None:
         """Raise InputError if the run cannot start because of its examples."""
