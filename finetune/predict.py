@@ -13,9 +13,7 @@ See docs/finetuning.md for the fields of each task.
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,12 +42,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     from finetune.tasks.span import SpanTask
     from finetune.trainer.inference import CHUNK_SIZE, predict_lines, read_input
     from finetune.trainer.task_model import open_task_model
+    from xlpre.common.tables import print_json
 
     model, task = open_task_model(args.model)
     lines = read_input(args.file, task.text_columns, isinstance(task, SpanTask))
     is_interactive = args.file is None and os.isatty(0)
     for prediction in predict_lines(model, task, lines, args.batch_size, 1 if is_interactive else CHUNK_SIZE):
-        print(json.dumps(prediction, ensure_ascii=not str(sys.stdout.encoding).lower().startswith("utf")))
+        print_json(prediction)
 
 
 if __name__ == "__main__":

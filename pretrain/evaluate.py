@@ -130,12 +130,16 @@ def write_results(args: argparse.Namespace, record: dict[str, Any], results: Seq
         table: the table.
     """
     from xlpre.common.files import write_text
-    from xlpre.common.tables import to_jsonl
+    from xlpre.common.tables import print_json, to_jsonl
 
-    lines = to_jsonl({**record, **result.to_json()} for result in results)
+    records = [{**record, **result.to_json()} for result in results]
     if args.out:
-        write_text(args.out, lines)
-    print(lines if args.json else table, end="" if args.json else "\n")
+        write_text(args.out, to_jsonl(records))
+    if not args.json:
+        print(table)
+        return
+    for line in records:
+        print_json(line)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

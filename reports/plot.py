@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import matplotlib
 
@@ -20,6 +21,12 @@ def read(name: str) -> list[dict[str, str]]:
     """Return the rows of a results file."""
     with open(REPORTS / name, newline="") as file:
         return list(csv.DictReader(file))
+
+
+def read_lines(name: str) -> list[dict[str, Any]]:
+    """Return the lines of a results file in JSON."""
+    with open(REPORTS / name) as file:
+        return [json.loads(line) for line in file]
 
 
 def save(axes: plt.Axes, name: str) -> None:
@@ -87,14 +94,13 @@ def draw_scores(report: str, models: list[str], tasks: dict[str, str]) -> None:
 def draw_step_speed() -> None:
     """Draw how many times as fast as Hugging Face's model a step is on the Xeon, eager and compiled."""
     ratios: dict[tuple[str, str], float] = {}
-    with open(REPORTS / "step_speed/results.jsonl") as file:
-        for line in map(json.loads, file):
-            if line["run"] == "compiled_huggingface" and line["impl"] == "xlpre":
-                config = line["config"]
-                name = f"{config['n_layer']} layers, width {config['d_model']},\n{config['window']} tokens"
-                dropout = ", dropout" if config["dropout"] else ""
-                for peer, ratio in line["times_as_fast_as"].items():
-                    ratios[name, {"hf": "eager", "hf-compile": "compiled"}[peer] + dropout] = ratio
+    for line in read_lines("step_speed/results.jsonl"):
+        if line["run"] == "compiled_huggingface" and line["impl"] == "xlpre":
+            config = line["config"]
+            name = f"{config['n_layer']} layers, width {config['d_model']},\n{config['window']} tokens"
+            dropout = ", dropout" if config["dropout"] else ""
+            for peer, ratio in line["times_as_fast_as"].items():
+                ratios[name, {"hf": "eager", "hf-compile": "compiled"}[peer] + dropout] = ratio
     models = list(dict.fromkeys(name for name, _ in ratios))
     kinds = ["eager", "eager, dropout", "compiled", "compiled, dropout"]
     _, axes = plt.subplots(figsize=(7, 3.5))
@@ -124,14 +130,13 @@ def draw_gpu_steps() -> None:
         "xlpre:triton:layers+graphs": "triton, compiled, CUDA graphs",
     }
     speeds: dict[tuple[str, str], float] = {}
-    with open(REPORTS / "gpu/steps.jsonl") as file:
-        for line in map(json.loads, file):
-            if "impl" in line:
-                config = line["config"]
-                model = {24: "Large", 12: "Base"}.get(
-                    config["n_layer"], f"{config['n_layer']} layers, d {config['d_model']}"
-                )
-                speeds[f"{model}\n{config['rows']} rows", line["impl"]] = line["tokens_per_second"]
+    for line in read_lines("gpu/steps.jsonl"):
+        if "impl" in line:
+            config = line["config"]
+            model = {24: "Large", 12: "Base"}.get(
+                config["n_layer"], f"{config['n_layer']} layers, d {config['d_model']}"
+            )
+            speeds[f"{model}\n{config['rows']} rows", line["impl"]] = line["tokens_per_second"]
     models = sorted({model for model, _ in speeds})
     _, axes = plt.subplots(figsize=(8, 3.8))
     for number, (impl, label) in enumerate(names.items()):
@@ -147,8 +152,7 @@ def draw_gpu_steps() -> None:
 
 def draw_gpu_pretraining() -> None:
     """Draw the losses of the causal model trained on a GPU, and the val loss of the one trained on a CPU with the same text."""
-    with open(REPORTS / "gpu_pretraining/causal.jsonl") as file:
-        lines = [json.loads(line) for line in file]
+    lines = read_lines("gpu_pretraining/causal.jsonl")
     on_gpu = [(line["tokens"], line["val_loss"]) for line in lines if "val_loss" in line]
     training = [(line["tokens"], line["loss"]) for line in lines if "loss" in line]
     name = "causal, 4 layers of width 256, 20 million words"
@@ -168,8 +172,7 @@ def draw_gpu_pretraining() -> None:
 
 def draw_preparation_memory() -> None:
     """Draw the peak memory of preparing a token store against the amount of text."""
-    with open(REPORTS / "data_path/results.jsonl") as file:
-        lines = [line for line in map(json.loads, file) if line.get("what") == "preparing"]
+    lines = [line for line in read_lines("data_path/results.jsonl") if line.get("what") == "preparing"]
     _, axes = plt.subplots(figsize=(6, 3.5))
     sizes = [line["text_mb"] for line in lines]
     axes.plot(sizes, [line["peak_mb"] for line in lines], "o-", label="main process")
@@ -181,8 +184,7 @@ def draw_preparation_memory() -> None:
 
 def draw_cached_evaluation() -> None:
     """Draw the speed-up of cached evaluation and the ratio of FLOPs against the attention length."""
-    with open(REPORTS / "cached_evaluation/results.jsonl") as file:
-        lines = [line for line in map(json.loads, file) if line.get("tree") == "43ab10f"]
+    lines = [line for line in read_lines("cached_evaluation/results.jsonl") if line.get("tree") == "43ab10f"]
     lines = [line for line in lines if line["settings"]["rows"] == 1]
     _, axes = plt.subplots(figsize=(6, 3.5))
     lengths = [line["attention_length"] for line in lines]
@@ -240,10 +242,9 @@ def draw_contexts() -> None:
 def draw_memory_curves() -> None:
     """Draw how much the loss falls with the length of memory, for each model and text."""
     curves = defaultdict(dict)
-    with open(REPORTS / "evaluation/results.jsonl") as file:
-        for line in map(json.loads, file):
-            if line["mode"] in ("causal", "objective"):
-                curves[line["model"].removeprefix("runs/"), line["text"][0]][line["mem_len"]] = line["loss"]
+    for line in read_lines("evaluation/results.jsonl"):
+        if line["mode"] in ("causal", "objective"):
+            curves[line["model"].removeprefix("runs/"), line["text"][0]][line["mem_len"]] = line["loss"]
     _, axes = plt.subplots(figsize=(6.5, 3.6))
     for (model, text), losses in curves.items():
         style = "o-" if text.startswith("stores") else "s--"
@@ -279,9 +280,8 @@ def draw_minimal_pairs() -> None:
 def draw_enwik8() -> None:
     """Draw bits per character against the length of memory, with the other models and the compressors as lines."""
     curves = defaultdict(dict)
-    with open(REPORTS / "transformer-xl/results.jsonl") as file:
-        for line in map(json.loads, file):
-            curves[line["model"].removeprefix("runs/")][line["mem_len"]] = line["bits_per_byte"]
+    for line in read_lines("transformer-xl/results.jsonl"):
+        curves[line["model"].removeprefix("runs/")][line["mem_len"]] = line["bits_per_byte"]
     memory = curves.pop("memory")
     lines = {name.replace("_", " "): next(iter(values.values())) for name, values in curves.items()}
     compressors = {
@@ -301,8 +301,7 @@ def draw_enwik8() -> None:
 
 def draw_quickstart() -> None:
     """Draw training and validation loss of the quickstart."""
-    with open(REPORTS / "quickstart/results.jsonl") as file:
-        lines = [json.loads(line) for line in file]
+    lines = read_lines("quickstart/results.jsonl")
     train = [(line["tokens"] / 1e6, line["loss"]) for line in lines if "loss" in line]
     measured = [line for line in lines if "val_loss" in line]
     _, axes = plt.subplots(figsize=(6, 3.5))

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from xlpre.common.errors import InputError
 from xlpre.data.window_layout import SEGMENT_A, SEGMENT_B, SEGMENT_CLS
 from xlpre.text import special_tokens
 
@@ -93,18 +92,9 @@ def pair_to_row(a: Sequence[int], b: Sequence[int], max_len: int) -> Row:
     Args:
         a: token ids of the first text.
         b: token ids of the second text; empty for a single text.
-        max_len: maximum number of tokens, special tokens included.
-
-    Raises:
-        InputError: `max_len` has no room for the special tokens and one token of text.
+        max_len: maximum number of tokens, special tokens included; at least 4.
     """
-    n_special = 3 if b else 2
-    if max_len <= n_special:
-        raise InputError(
-            f"a row of {max_len} tokens is too short for {n_special} special tokens and one token of text. "
-            f"Set a length above {n_special}."
-        )
-    a_len, b_len = _truncated_lengths(len(a), len(b), max_len - n_special)
+    a_len, b_len = _truncated_lengths(len(a), len(b), max_len - (3 if b else 2))
     input_ids, segment_ids = [*a[:a_len], special_tokens.SEP], [SEGMENT_A] * (a_len + 1)
     if b_len:
         input_ids += [*b[:b_len], special_tokens.SEP]

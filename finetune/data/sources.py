@@ -227,7 +227,7 @@ def select_split(examples: Sequence[Example], val_fraction: float, split: str, f
         part, change = ("none", "Raise") if split == HELD_OUT else ("all", "Lower")
         raise InputError(
             f"data.val_fraction={val_fraction} is invalid: it holds out {part} of the {len(examples)} examples in {file}, "
-            f"but training and validation need at least one each. {change} it, or set data.dev."
+            f"but training and validation need at least one each. {change} it."
         )
     return selected
 

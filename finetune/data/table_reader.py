@@ -54,7 +54,7 @@ def read_rows(
         name, _, split = str(path).rpartition(":")
         yield from ((f"{path}, row {number}", row) for number, row in enumerate(read_hf_rows(name, split), 1))
         return
-    kind = _kind(path)
+    kind = kind_of(path)
     if path.is_dir():
         raise InputError(
             f"{path} is a folder. Name a file in it, or hf:{path}:SPLIT for a dataset that `datasets` saved there."
@@ -111,7 +111,7 @@ def is_hub_split(path: Path | str) -> bool:
 
 def has_columns(path: Path, columns: Sequence[str]) -> bool:
     """Return True if the first line of a .tsv or .csv file names these columns. Files of other kinds always name theirs."""
-    kind = _kind(path)
+    kind = kind_of(path)
     if is_hub_split(path) or not path.is_file() or kind not in (".tsv", ".txt", ".csv"):
         return True
     _, names = next(_read_csv(path) if kind == ".csv" else _read_tsv(path), (1, []))
@@ -199,7 +199,7 @@ def get_number(fields: Fields, column: str, location: str) -> float:
     return number
 
 
-def _kind(path: Path) -> str:
+def kind_of(path: Path) -> str:
     """Return the suffix of a file without that of its compression."""
     return next((suffix for suffix in reversed(path.suffixes) if suffix not in COMPRESSED_SUFFIXES), "")
 

@@ -38,18 +38,11 @@ class SpanCandidate(NamedTuple):
 
     Attributes:
         text: characters of the span.
-        start_log_prob: log-probability of its start.
-        end_log_prob: log-probability of its end, given the start.
+        log_prob: its log-probability.
     """
 
     text: str
-    start_log_prob: float
-    end_log_prob: float
-
-    @property
-    def log_prob(self) -> float:
-        """Log-probability of the span."""
-        return self.start_log_prob + self.end_log_prob
+    log_prob: float
 
 
 @dataclass(frozen=True)
@@ -268,7 +261,7 @@ def _window_candidates(
                 if start <= end < min(n, start + max_answer_len):
                     text = window.context.span_text(window.first_token + start, window.first_token + end)
                     if text:
-                        yield SpanCandidate(text, float(start_log_prob), float(end_log_prob))
+                        yield SpanCandidate(text, float(start_log_prob) + float(end_log_prob))
 
 
 def _best(candidates: list[SpanCandidate]) -> list[SpanCandidate]:

@@ -27,7 +27,7 @@ from finetune.data.hub_datasets import split_path
 from finetune.data.long_text import require_truncation
 from finetune.data.row_errors import RowErrors
 from finetune.data.sources import TRAIN, check_data_dir, files_by_split, resolve_file
-from finetune.data.table_reader import Fields, get_text, get_value, is_hub_split, read_rows
+from finetune.data.table_reader import Fields, get_text, get_value, is_hub_split, kind_of, read_rows
 from finetune.tasks.base import Task
 from finetune.tasks.span import SpanTask
 from xlpre.common.errors import InputError
@@ -119,7 +119,7 @@ def read_squad(path: Path, always_answerable: bool, labeled: bool) -> list[Examp
         InputError: the file is missing or invalid.
         InvalidRowsError: questions are invalid. The message names file and question.
     """
-    has_rows = is_hub_split(path) or {".jsonl", ".parquet"} & {*path.suffixes}
+    has_rows = is_hub_split(path) or kind_of(path) in (".jsonl", ".parquet")
     errors = RowErrors()
     questions = list(read_rows(path, errors=errors) if has_rows else read_questions(path))
     examples = []

@@ -7,6 +7,7 @@ import torch
 
 from finetune.data.batching import FILLER, LengthBucketSampler
 from finetune.data.examples import Outputs, Split
+from finetune.tasks.base import Task
 from finetune.trainer.task_model import TaskModel
 from xlpre.common.errors import InputError
 from xlpre.model.dropout import without_dropout
@@ -44,6 +45,11 @@ def predict_split(model: TaskModel, split: Split, batch_size: int, overhead_toke
             "Under another name, lower optim.lr or use other weights."
         )
     return gathered
+
+
+def compute_metrics(task: Task, split: Split, outputs: Outputs) -> dict[str, float]:
+    """Return the metrics of the task and the mean loss."""
+    return {**task.compute_metrics(split, outputs), "loss": float(outputs["loss"].mean())}
 
 
 def _to_numpy(x: torch.Tensor) -> np.ndarray:

@@ -21,7 +21,7 @@ import torch
 from finetune.data.examples import Outputs, Prediction, Split
 from finetune.tasks.base import Task
 from finetune.tasks.registry import build_task
-from finetune.trainer.evaluator import predict_split, resolve_overhead_tokens
+from finetune.trainer.evaluator import compute_metrics, predict_split, resolve_overhead_tokens
 from finetune.trainer.inputs import RunInputs
 from finetune.trainer.logger import format_scores
 from finetune.trainer.plots import plot_all
@@ -69,14 +69,14 @@ def finalize_run(inputs: RunInputs, seed: int, steps: int, train_seconds: float,
     model, saved = _load_best(inputs, folder, context)
     outputs = [_predict(inputs, model, split, context.comm) for split in inputs.dev]
     if is_rank_zero():
-        first_metrics = _compute_metrics(task, inputs.dev[0], outputs[0])
+        first_metrics = compute_metrics(task, inputs.dev[0], outputs[0])
         if tuned := task.tuned_settings(first_metrics):
             saved = dataclasses.replace(saved, task={**saved.task, "data": {**saved.task["data"], **tuned}})
             save_task_model(folder / BEST, saved)
         tuned_task = _build_tuned_task(inputs, saved)
         metrics: dict[str, float] = {}
         for number, (split, split_outputs) in enumerate(zip(inputs.dev, outputs, strict=True)):
-            values = _compute_metrics(tuned_task, split, split_outputs) if number else first_metrics
+            values = compute_metrics(tuned_task, split, split_outputs) if number else first_metrics
             metrics |= {f"{split.name}/{name}": value for name, value in values.items()}
             write_text(folder / f"{split.name}.jsonl", to_jsonl(tuned_task.to_predictions(split, split_outputs)))
         result = Result(
@@ -146,7 +146,7 @@ def _write_test_predictions(
         predictions[split.name] = task.to_predictions(split, split_outputs)
         write_text(folder / f"{split.name}.jsonl", to_jsonl(predictions[split.name]))
         if split.is_labeled:
-            values = _compute_metrics(task, split, split_outputs)
+            values = compute_metrics(task, split, split_outputs)
             metrics |= {f"{split.name}/{name}": value for name, value in values.items()}
         elif n_labeled := sum(example.label is not None for example in split.examples):
             print(
@@ -159,18 +159,13 @@ def _write_test_predictions(
     return predictions, metrics
 
 
-def _compute_metrics(task: Task, split: Split, outputs: Outputs) -> dict[str, float]:
-    """Return the metrics of the task and the mean loss."""
-    return {**task.compute_metrics(split, outputs), "loss": float(outputs["loss"].mean())}
-
-
 def _load_best(inputs: RunInputs, folder: Path, context: TrainingContext) -> tuple[TaskModel, TaskModelFolder]:
     """Return the model with the selected weights of a run, in fp32, and the content of its folder."""
     saved = load_task_model(folder / BEST)
     check_head(folder / BEST, saved.head, inputs.task, inputs.model_config)
     model_config = resolve_shared_backend(inputs.model_config, torch.float32, context)
     model = build_with_weights(saved.weights, partial(TaskModel, model_config, inputs.task))
-    return model.to(context.device).eval(), saved
+    return model.to(context.device), saved
 
 
 def _build_tuned_task(inputs: RunInputs, saved: TaskModelFolder) -> Task:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from finetune.data.examples import Example, Prediction, Split
 from finetune.data.features import Features
-from finetune.data.table_reader import Fields, read_rows
+from finetune.data.table_reader import Fields, kind_of, read_rows
 from finetune.tasks.base import Task
 from finetune.tasks.squad import read_questions
 from finetune.trainer.evaluator import predict_split, resolve_overhead_tokens
@@ -77,7 +77,7 @@ def read_input(file: Path | None, text_columns: Sequence[str], is_squad: bool = 
             raise InputError(f"{file} is invalid: it is a pipe. Pass its text as standard input, without FILE.")
         reason = "it is a folder" if file.is_dir() else "there is no such file"
         raise InputError(f"{file} is invalid: {reason}. Pass a file with one example per line.")
-    if file is not None and is_squad and ".json" in file.suffixes:
+    if file is not None and is_squad and kind_of(file) == ".json":
         yield from read_questions(file)
         return
     if file is not None and _has_columns(file, text_columns):
@@ -153,8 +153,8 @@ def _split_texts(line: str) -> list[str]:
 
 def _has_columns(file: Path, text_columns: Sequence[str]) -> bool:
     """Return True if the file is a table with named columns."""
-    if not {".tsv", ".txt"} & {*file.suffixes}:
-        return bool({".csv", ".parquet"} & {*file.suffixes})
+    if (kind := kind_of(file)) not in (".tsv", ".txt"):
+        return kind in (".csv", ".parquet")
     _, first = next(read_lines(file), (0, ""))
     return _names_columns(first.rstrip("\r\n"), text_columns)
 

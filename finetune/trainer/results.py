@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,11 @@ CHANCE_BASELINES = {
     "spearman": "random guessing",
     "ndcg": "a random order",
 }
+
+
+def chance_baseline(metric: str) -> str:
+    """Return the name of the trivial predictor for a metric, such as dev/accuracy or ndcg@10."""
+    return CHANCE_BASELINES.get(metric.rpartition("/")[2].partition("@")[0], "a trivial baseline")
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,7 @@ class Summary:
         if not self.n_at_chance:
             return ""
         metric = self.main_metric.rpartition("/")[2]
-        baseline = CHANCE_BASELINES.get(metric.partition("@")[0], "a trivial baseline")
+        baseline = chance_baseline(metric)
         remedy = (
             f"Try another learning rate than optim.lr={format_lr(self.lr)} (small models need a higher one, such as 1e-3; large models "
             "sometimes fail with one seed and not with others), more steps, or weights that were pretrained for longer."
@@ -202,8 +206,8 @@ def seed_folder(run_dir: str | Path, seed: int) -> Path:
 
 def result_paths(run_dir: Path) -> list[Path]:
     """Return the results in a run folder, in the order of the seeds. Other folders, such as a copy of that of a seed, do not count."""
-    paths = {path: re.fullmatch(r"seed_(\d+)", path.parent.name) for path in run_dir.glob(f"seed_*/{RESULT}")}
-    return sorted((path for path, seed in paths.items() if seed), key=lambda path: int(paths[path][1]))  # type: ignore[index]
+    seeds = {path: path.parent.name.removeprefix("seed_") for path in run_dir.glob(f"seed_*/{RESULT}")}
+    return sorted((path for path, seed in seeds.items() if seed.isdecimal()), key=lambda path: int(seeds[path]))
 
 
 def read_run(run_dir: Path) -> Summary:

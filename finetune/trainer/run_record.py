@@ -9,11 +9,13 @@ from typing import Any
 
 from finetune.config import FinetuneConfig, TaskDataConfig
 from finetune.tasks.base import Task
-from finetune.trainer.results import CHANCE_BASELINES, RESULT, Result, read_run, seed_folder
+from finetune.trainer.results import RESULT, Result, chance_baseline, read_run, seed_folder
 from xlpre.config.loader import load_config
 from xlpre.conversion.model_card import (
     EvalResult,
     TrainingRecord,
+    describe_optimizer,
+    describe_schedule,
     describe_software,
     describe_start,
     find_run,
@@ -126,10 +128,10 @@ def _describe_procedure(config: FinetuneConfig, provenance: Mapping[str, Any], r
         "Initial weights": start,
         "Steps": f"{provenance['step']:,} of {config.train.steps:,}, each with {config.train.global_batch_size:,} examples",
         "Length": f"at most {config.data.max_seq_len} tokens in a row; longer texts: `{config.data.long_text}`",
-        "Optimizer": f"AdamW, learning rate {format_lr(optim.peak_lr)}, layer decay {optim.layer_decay:g}, betas {optim.beta1:g} and "
-        f"{optim.beta2:g}, eps {optim.eps:g}, weight decay {optim.weight_decay:g}, "
-        + (f"gradients clipped at {optim.max_grad_norm:g}" if optim.max_grad_norm else "no gradient clipping"),
-        "Schedule": f"{schedule.warmup_steps:,} warm-up steps, then {schedule.decay.replace('_', '-')}",
+        "Optimizer": describe_optimizer(
+            "AdamW", f"{format_lr(optim.peak_lr)}, layer decay {optim.layer_decay:g}", optim
+        ),
+        "Schedule": describe_schedule(schedule),
         "Pooling": f"`{config.model.pooling}`",
         "Seed": str(provenance["seed"]),
     }
@@ -141,8 +143,7 @@ def _describe_procedure(config: FinetuneConfig, provenance: Mapping[str, Any], r
 def _describe_scores(scores: Mapping[str, float], result: Result | None) -> dict[str, str]:
     rows = {name.replace("/", ", "): f"{value:.4f}" for name, value in scores.items()}
     if result:
-        baseline = CHANCE_BASELINES.get(result.main_metric.rpartition("/")[2].partition("@")[0], "a trivial baseline")
-        rows["Chance"] = f"up to {result.chance_threshold:.4f} is no better than {baseline}"
+        rows["Chance"] = f"up to {result.chance_threshold:.4f} is no better than {chance_baseline(result.main_metric)}"
     return rows
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from finetune.config import FinetuneConfig
 from finetune.data.batching import LengthBucketSampler, MicroStep
 from finetune.data.examples import Example, Outputs
-from finetune.trainer.evaluator import predict_split, resolve_overhead_tokens
+from finetune.trainer.evaluator import compute_metrics, predict_split, resolve_overhead_tokens
 from finetune.trainer.final_results import finalize, finalize_run, finished_seeds
 from finetune.trainer.inputs import RunInputs
 from finetune.trainer.logger import TrainLogger
@@ -191,7 +191,7 @@ class Trainer:
                 outputs = predict_split(
                     self.engine.module, split, self.config.eval.batch_size, self._overhead_tokens, self.context.comm
                 )
-                values = {**task.compute_metrics(split, outputs), "loss": float(outputs["loss"].mean())}
+                values = compute_metrics(task, split, outputs)
                 metrics |= {f"{split.name}/{name}": value for name, value in values.items()}
             if self.progress.step > 0:  # the score of an untrained head may be high by chance
                 self._update_best(metrics[f"{self._inputs.dev[0].name}/{task.main_metric}"])

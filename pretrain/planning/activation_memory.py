@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pretrain.planning.flops import BatchShape, cluster_fractions
-from xlpre.batch import Batch
+from xlpre.batch import Batch, make_batch
 from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
 from xlpre.model.language_model import meta_model
@@ -164,17 +164,4 @@ def _drop_gradient(parameter: Tensor) -> None:
 def _batch(shape: BatchShape) -> Batch:
     B, T, P = shape.rows, shape.seq_len, shape.n_targets
     ids, ranks, positions = torch.zeros(B, T).long(), torch.zeros(B, T).int(), torch.zeros(B, P).long()
-    per_row = torch.zeros(B).long()
-    return Batch(
-        ids,
-        ids,
-        ranks,
-        ranks,
-        positions,
-        positions,
-        torch.zeros(B, P),
-        per_row.bool(),
-        per_row,
-        per_row,
-        shape.reuse_len,
-    )
+    return make_batch(ids, ranks, ranks, positions, reuse_len=shape.reuse_len)

@@ -84,10 +84,10 @@ def batch_shape(config: PretrainConfig, rows: int) -> BatchShape:
     )
 
 
-def count_parameters(model: ModelConfig, two_streams: bool = True, next_sentence: bool = False) -> dict[str, int]:
+def count_parameters(model: ModelConfig, next_sentence: bool = False) -> dict[str, int]:
     """Return the number of parameters of each part in `PARTS`; shared parameters count once."""
     counts = dict.fromkeys(PARTS, 0)
-    for name, parameter in meta_model(model, two_streams, next_sentence).named_parameters():
+    for name, parameter in meta_model(model, True, next_sentence).named_parameters():
         counts[next(part for part, pattern in PARTS.items() if re.search(pattern, name))] += parameter.numel()
     return counts
 
@@ -110,7 +110,7 @@ def flops_per_step(model: ModelConfig, shape: BatchShape) -> float:
     return sum(flops_by_part(model, shape, "model").values())
 
 
-def inference_flops(model: ModelConfig, shape: BatchShape, counting: Counting = "model") -> float:
+def inference_flops(model: ModelConfig, shape: BatchShape, counting: Counting) -> float:
     """Return the FLOPs of a forward pass at evaluation.
 
     The keys and values of the memory and the position keys are cached (xlpre/model/memory.py), so they cost nothing. This holds only for

@@ -83,7 +83,7 @@ class Plan:
                     "raise train.global_batch_size, or set train.batch_warmup_steps=0."
                 )
             self.config.train.batch_schedule(self.gpus)
-        if self.config.init_from is not None:
+        if self.config.init_from:
             raise InputError(
                 f"init_from={self.config.init_from} is invalid here: the plan does not read the shape of that model. Set init_from=null, "
                 "and give model.n_layer, model.d_model, model.n_head and model.d_inner the values of that model."
@@ -161,7 +161,7 @@ class Plan:
     def parameters(self) -> dict[str, int]:
         """Number of parameters by part."""
         shape = self.batch_shape(1)
-        return count_parameters(self.model, shape.two_streams, shape.next_sentence)
+        return count_parameters(self.model, shape.next_sentence)
 
     @property
     def n_parameters(self) -> int:

@@ -93,7 +93,6 @@ class Explanation:
         key_rank: (T,) rank of each token as a key.
         target_positions: (P,) positions in the window.
         target_pieces: P pieces to predict at `target_positions`.
-        special_mask: (T,) bool, True at <sep> and <cls>.
         reuse_len: number of tokens in the reused part, which enters memory.
         backward: True if the row runs from right to left.
         two_streams: True if a query stream makes the predictions. It does not see the token at its own position.
@@ -110,7 +109,6 @@ class Explanation:
     key_rank: np.ndarray
     target_positions: np.ndarray
     target_pieces: list[str]
-    special_mask: np.ndarray
     reuse_len: int
     backward: bool
     two_streams: bool
@@ -187,7 +185,6 @@ def explain(
         key_rank=inputs.key_rank[0],
         target_positions=inputs.target_positions[0],
         target_pieces=[pieces[i] for i in inputs.targets[0]],
-        special_mask=windows.special_mask[0],
         reuse_len=data.reuse_len,
         backward=backward,
         two_streams=objective.two_streams,

@@ -14,6 +14,8 @@ from xlpre.common.messages import counted
 from xlpre.config.loader import load_config
 from xlpre.conversion.model_card import (
     TrainingRecord,
+    describe_optimizer,
+    describe_schedule,
     describe_software,
     describe_start,
     find_run,
@@ -123,6 +125,7 @@ def _describe_procedure(config: PretrainConfig, folder: ModelFolder, manifest: M
         settings += [f"`max_span={objective.max_span}`"]
     if objective.next_sentence:
         settings += ["with next-sentence prediction"]
+    lr = f"{optim.lr:g}" + (f", {optim.matrix_lr:g} for matrices" if optim.muon and optim.matrix_lr else "")
     rows = {
         "Objective": f"{OBJECTIVES[objective.name].description} {', '.join(settings)}",
         "Initial weights": describe_start(config.init_from),
@@ -131,11 +134,8 @@ def _describe_procedure(config: PretrainConfig, folder: ModelFolder, manifest: M
         + (", with pairs of segments" if config.data.has_pairs else ""),
         "Memory": _describe_memory(folder.config),
         "Steps": f"{step:,} of {config.train.steps:,}, each with {config.train.global_batch_size:,} windows",
-        "Optimizer": f"{'Muon and AdamW' if optim.muon else 'AdamW'}, learning rate {optim.lr:g}, "
-        + (f"{optim.matrix_lr:g} for matrices, " if optim.muon and optim.matrix_lr else "")
-        + f"betas {optim.beta1:g} and {optim.beta2:g}, eps {optim.eps:g}, weight decay {optim.weight_decay:g}, "
-        + (f"gradients clipped at {optim.max_grad_norm:g}" if optim.max_grad_norm else "no gradient clipping"),
-        "Schedule": f"{schedule.warmup_steps:,} warm-up steps, then {schedule.decay.replace('_', '-')}",
+        "Optimizer": describe_optimizer("Muon and AdamW" if optim.muon else "AdamW", lr, optim),
+        "Schedule": describe_schedule(schedule),
         "Dropout": f"{folder.config.dropout:g}; {folder.config.dropatt:g} for attention weights",
         "Seed": str(config.seed),
     }

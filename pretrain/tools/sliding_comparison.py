@@ -69,7 +69,7 @@ def compare_sliding(
     lengths: Sequence[int],
     window: int,
     device: torch.device,
-    report_progress: Callable[[int, int], None] | None = None,
+    report_progress: Callable[[int, int], None],
 ) -> list[Comparison]:
     """Compare cached evaluation with a sliding window on a text, one row at a time.
 
@@ -108,8 +108,7 @@ def compare_sliding(
     for index, length in enumerate(lengths):
 
         def report(turn: int, done: int = index * n_turns) -> None:
-            if report_progress:
-                report_progress(done + turn, len(lengths) * n_turns)
+            report_progress(done + turn, len(lengths) * n_turns)
 
         results.append(_compare(folder, text, length, min(window, length), bounds, report))
     return results

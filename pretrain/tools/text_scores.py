@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
@@ -13,6 +12,7 @@ from typing import Any
 from xlpre.common.files import atomic_write
 from xlpre.common.plots import COLORS, legend_label, new_axes, save_figure
 from xlpre.common.progress_bar import ProgressBar
+from xlpre.common.tables import print_json
 from xlpre.inference.minimal_pairs import MinimalPair, PairAccuracies, encode_pairs, pair_accuracies
 from xlpre.inference.scoring import TextScore, encode_texts
 from xlpre.text.readers import STDIN, ByteCounter, read_lines
@@ -43,7 +43,7 @@ def score_lines(
         blank = ((n, line.rstrip("\r\n")) for n, (_, line) in enumerate(read_lines(path), 1) if not line.strip())
         for n, line in blank:
             encode_texts(tokenizer, [line], partial(_name_of_line, path, n))
-    n_bytes = None if path is None or path.suffix in (".gz", ".zst") else path.stat().st_size
+    n_bytes = None if path is None else path.stat().st_size
     counter = ByteCounter()
     lines = (line.rstrip("\r\n") for _, line in read_lines(source, counter))
     number = 0
@@ -87,9 +87,8 @@ def score_pairs(score_texts: ScoreTexts, tokenizer: Tokenizer, pairs: list[Minim
 def write_records(records: Iterable[dict[str, Any]], path: Path | None) -> None:
     """Write JSON lines to a file, or to standard output if `path` is None. A file is complete or not written."""
     if path is None:
-        ascii_only = not str(sys.stdout.encoding).lower().startswith("utf")
         for record in records:
-            print(json.dumps(record, ensure_ascii=ascii_only))
+            print_json(record)
         return
     with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         for record in records:

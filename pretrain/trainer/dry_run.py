@@ -61,7 +61,7 @@ def _describe_sizes(config: PretrainConfig, n_text_tokens: int) -> str:
     n_read = train.batch_schedule(world_size()).total_rows(train.steps) * data.reuse_len
     limit = f", at most {train.hours:g} hours" if train.hours else ""
     return (
-        f"# {sum(count_parameters(config.model, shape.two_streams, shape.next_sentence).values()):,} parameters\n"
+        f"# {sum(count_parameters(config.model, shape.next_sentence).values()):,} parameters\n"
         f"# a step: {shape.rows:,} windows of {shape.seq_len:,} tokens, of which {data.reuse_len:,} are new text; "
         f"{shape.rows * shape.n_targets:,} targets\n"
         f"# {train.steps:,} steps{limit}: {n_read:,} text tokens, {n_read / n_text_tokens:.2f} times the training text\n"

@@ -11,6 +11,7 @@ from pretrain.config import PretrainConfig, changed_settings
 from pretrain.trainer.config_warnings import ignored_text_settings, ignored_vocab_size, ineffective_settings
 from pretrain.trainer.weight_init import WeightInit
 from xlpre.common.errors import InputError
+from xlpre.common.messages import as_yaml
 from xlpre.config.cli import NO_EXPLICIT_KEYS, ExplicitKeys
 from xlpre.conversion.provenance import read_provenance
 from xlpre.data.lanes import Lanes
@@ -139,10 +140,10 @@ def is_finished(
     newest = checkpoint.read_newest_manifest(checkpoints_dir(config))
     if newest is None:
         return False
-    (path, manifest), hours = newest, config.train.hours
+    path, manifest = newest
     if model_step(config) != manifest["step"]:
         return False  # the run was killed before it wrote the model folder of its last checkpoint
-    if manifest["step"] < config.train.steps and (hours is None or manifest["train_seconds"] < hours * 3600):
+    if not config.train.is_over(manifest["step"], manifest["train_seconds"]):
         return False
     RunInputs(config, explicit_keys).read_manifest(path)
     return checkpoint.is_valid(path, join() if join else None)
@@ -151,7 +152,10 @@ def is_finished(
 def describe_finished(config: PretrainConfig) -> str:
     """Return the message for a finished run. It lists settings that differ from the settings of the run."""
     try:
-        changed = [f"{key}={saved} (now {current})" for key, (saved, current) in changed_settings(config).items()]
+        changed = [
+            f"{key}={as_yaml(saved)} (now {as_yaml(current)})"
+            for key, (saved, current) in changed_settings(config).items()
+        ]
     except InputError as error:
         changed = [f"unknown settings: {error}"]
     return f"{config.run_dir}: already finished" + (f"; it was made with {', '.join(changed)}" if changed else "")

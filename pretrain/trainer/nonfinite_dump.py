@@ -19,7 +19,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from xlpre.batch import Batch
+from xlpre.batch import FIELD_SPECS, Batch
 from xlpre.common.errors import InputError
 from xlpre.common.files import atomic_write
 from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder
@@ -27,7 +27,6 @@ from xlpre.model.memory import Memory
 from xlpre.training.deepspeed_engine import PRECISIONS
 
 PARENT = "nonfinite"  # folder of the dumps, in the folder of the run
-BATCH_FIELDS = tuple(field.name for field in dataclasses.fields(Batch) if field.name != "reuse_len")
 MEMORY_FIELDS = tuple(field.name for field in dataclasses.fields(Memory))
 METADATA = {"seed", "step", "world_size", "precision"}
 
@@ -60,7 +59,7 @@ class RankDump:
         """Yield each micro-batch with the memory that it read. Only one micro-batch is loaded at a time."""
         with safetensors.safe_open(self.path, framework="pt") as file:
             for i in range(self.n_micro_steps):
-                batch = {name: file.get_tensor(f"{i}.batch.{name}") for name in BATCH_FIELDS}
+                batch = {name: file.get_tensor(f"{i}.batch.{name}") for name in FIELD_SPECS}
                 memory = {name: file.get_tensor(f"{i}.memory.{name}") for name in MEMORY_FIELDS}
                 yield Batch(**batch, reuse_len=self.reuse_len), Memory(**memory)
 
@@ -91,7 +90,7 @@ def write_rank_dump(
         save_folder(folder / "model", model)
     tensors = {}
     for i, (batch, memory) in enumerate(micro_steps):
-        tensors.update({f"{i}.batch.{name}": _copy(getattr(batch, name)) for name in BATCH_FIELDS})
+        tensors.update({f"{i}.batch.{name}": _copy(getattr(batch, name)) for name in FIELD_SPECS})
         tensors.update({f"{i}.memory.{name}": _copy(getattr(memory, name)) for name in MEMORY_FIELDS})
     values = {**metadata, "rank": rank, "reuse_len": micro_steps[0][0].reuse_len, "n_micro_steps": len(micro_steps)}
     with atomic_write(_rank_file(folder, rank)) as partial:
@@ -142,7 +141,7 @@ def _read_rank_dump(path: Path) -> RankDump:
         raise InputError(
             f"{path} is invalid: it is not a dump of this version of xlpre ({error}). Use the version that wrote it."
         ) from None
-    fields = [f"batch.{name}" for name in BATCH_FIELDS] + [f"memory.{name}" for name in MEMORY_FIELDS]
+    fields = [f"batch.{name}" for name in FIELD_SPECS] + [f"memory.{name}" for name in MEMORY_FIELDS]
     if missing := {f"{i}.{field}" for i in range(dump.n_micro_steps) for field in fields} - names:
         raise InputError(f"{path} is invalid: {min(missing)} is missing. Use the version of xlpre that wrote it.")
     return dump

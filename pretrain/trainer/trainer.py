@@ -275,7 +275,7 @@ class Trainer:
             model = self._inputs.weight_init.build_model(build)
         if config.train.activation_checkpointing:
             model.backbone.enable_activation_checkpointing()
-        train, zero_stage = config.train, self.context.deepspeed_config["zero_optimization"]["stage"]
+        train, zero_stage = config.train, self.context.zero_stage
         on_gpu, concrete = device.type == "cuda", self._manifest["attention_backend"]
         reason = reason_against_cuda_graphs(
             config,

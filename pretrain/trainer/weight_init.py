@@ -61,11 +61,11 @@ class WeightInit:
                 f"model.vocab_size={model.vocab_size} is invalid: the vocabulary of data.store_dir={store.path} has {store.vocab_size} "
                 "pieces. Leave it out; it is taken from the store."
             )
-        self.store, self._config, self._tokenizer = store, config, tokenizer
+        self._store, self._config, self._tokenizer = store, config, tokenizer
         self._folder: ModelFolder | None = None
         self.description = "starts at step 0"
         self.model_config = dataclasses.replace(model, vocab_size=store.vocab_size)
-        if config.init_from is None or config.init_from == "":
+        if not config.init_from:
             return
         newest = checkpoint.read_newest_manifest(Path(config.run_dir) / checkpoint.CHECKPOINTS_DIR)
         if newest:  # the run resumes; the folder init_from may be gone
@@ -81,11 +81,11 @@ class WeightInit:
         vocabulary = dataclasses.replace(
             self._config.tokenizer,
             kind=self._tokenizer.kind,
-            path=str(self.store.path / "vocabulary.model"),
-            vocab_size=self.store.vocab_size,
+            path=str(self._store.path / "vocabulary.model"),
+            vocab_size=self._store.vocab_size,
             preprocess=self._tokenizer.preprocess,
         )
-        text = config_from_mapping(TextConfig, self.store.meta["source"], str(self.store.path / META))
+        text = config_from_mapping(TextConfig, self._store.meta["source"], str(self._store.path / META))
         return dataclasses.replace(self._config, model=self.model_config, text=text, tokenizer=vocabulary)
 
     def build_model(self, build: Callable[[], LanguageModel]) -> LanguageModel:

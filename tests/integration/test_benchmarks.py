@@ -8,6 +8,7 @@ import torch
 
 from benchmarks.gpu import report, report_summary
 from benchmarks.quality import gradients, initial_weights
+from benchmarks.speed import scaling
 from tests.conftest import has_bf16, write_folder
 from tests.integration.conftest import run
 from xlpre.conversion.model_folder import load_folder
@@ -178,6 +179,13 @@ def test_the_cost_of_a_step_is_measured_as_one_size_grows_and_plotted(tmp_path):
     plotted = run("benchmarks/speed/scaling.py", "--plot", tmp_path / "scale.png", stdin=result.stdout)
     assert plotted.returncode == 0, plotted.stderr
     assert (tmp_path / "scale.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_causal_step_has_the_window_whose_cost_is_planned():
+    sizes = {"window": 16, "mem_len": 0, "rows": 2, "n_layer": 1, "d_model": 64, "vocab_size": 64}
+    batch = scaling.Step({**sizes, "causal": True, "attention": "auto"})._batch
+    assert batch.input_ids.shape == batch.targets.shape == (2, 16) and batch.reuse_len == 16
+    assert (batch.targets[:, :-1] == batch.input_ids[:, 1:]).all()
 
 
 @pytest.mark.long

@@ -98,7 +98,7 @@ def test_an_invalid_setting_is_refused_with_its_value_and_a_remedy(folder, tmp_p
             ["train.global_batch_size=3", "train.micro_batch_size=2"],
             "train.micro_batch_size=2 .*train.global_batch_size=3",
         ),
-        (["data.dev=null", "data.val_fraction=0.01"], "data.val_fraction=0.01 .*data.dev"),
+        (["data.dev=null", "data.val_fraction=0.01"], "data.val_fraction=0.01 .*one each. Raise it"),
         (["data.long_text=memory", "data.text=[text, label]"], "train.tsv, line 2: data.long_text=memory .*has 2"),
         (["data.text=[text, text]"], "data.text=.*task=classify"),
         (["data.labels=[yes, no]"], "label 'good' .*True, False.*YAML"),
@@ -259,6 +259,9 @@ def test_a_squad_file_is_read_question_by_question(tmp_path, monkeypatch):
     lines = read_input(tmp_path / "test-v2.0.json", (), is_squad=True)
     expected = [("ba 1", "ba"), ("ba 2", "ba"), ("be 1", "be"), ("be 2", "be")]
     assert [(fields["id"], fields["context"]) for _, fields in lines] == expected
+    (tmp_path / "dev.json.jsonl").write_text('{"id": 1}\n')  # the last suffix counts
+    lines = read_input(tmp_path / "dev.json.jsonl", (), is_squad=True)
+    assert [line for _, line in lines] == ['{"id": 1}']
 
 
 def test_standard_input_is_read_like_a_file(tmp_path):

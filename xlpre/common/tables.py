@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,11 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 def to_jsonl(rows: Iterable[Mapping[str, Any]]) -> str:
     """Return the rows as JSON objects, one per line."""
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def print_json(record: Mapping[str, Any]) -> None:
+    """Print a JSON object in one line. If standard output is not UTF-8, other characters than ASCII are escaped as in JSON."""
+    print(json.dumps(record, ensure_ascii=not str(sys.stdout.encoding).lower().startswith("utf")))
 
 
 def write_table(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:

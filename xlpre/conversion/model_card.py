@@ -20,6 +20,8 @@ from xlpre.conversion.model_folder import ModelFolder
 from xlpre.conversion.provenance import CONVERTED_FROM
 from xlpre.objectives.registry import OBJECTIVES
 from xlpre.text.hub import HF_PREFIX, is_hf_dataset
+from xlpre.training.config import OptimConfig
+from xlpre.training.lr_schedule import ScheduleConfig
 
 Library = Literal["transformers", "xlpre"]
 # keys that only the owner of the model knows; the Hub accepts a card without them
@@ -253,6 +255,26 @@ def without_paths(folder: ModelFolder) -> ModelFolder:
 def describe_start(init_from: str | None) -> str:
     """Return a description of the weights that training started from."""
     return f"those of `{hub_model(init_from) or short_name(init_from)}`" if init_from else "new"
+
+
+def describe_optimizer(name: str, lr: str, optim: OptimConfig) -> str:
+    """Return a description of an optimizer.
+
+    Args:
+        name: name of the optimizer.
+        lr: description of the learning rate, and of what else the optimizer has.
+        optim: its other settings.
+    """
+    clipping = f"gradients clipped at {optim.max_grad_norm:g}" if optim.max_grad_norm else "no gradient clipping"
+    return (
+        f"{name}, learning rate {lr}, betas {optim.beta1:g} and {optim.beta2:g}, eps {optim.eps:g}, weight decay "
+        f"{optim.weight_decay:g}, {clipping}"
+    )
+
+
+def describe_schedule(schedule: ScheduleConfig) -> str:
+    """Return a description of the learning rate over the steps."""
+    return f"{schedule.warmup_steps:,} warm-up steps, then {schedule.decay.replace('_', '-')}"
 
 
 def describe_software(provenance: Mapping[str, Any]) -> dict[str, str]:

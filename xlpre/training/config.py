@@ -92,6 +92,10 @@ class TrainConfig:
                 f"train.hours={self.hours} is invalid: it must be positive. Set train.hours=null for no time budget."
             )
 
+    def is_over(self, step: int, train_seconds: float) -> bool:
+        """Return True after the last step, or when the time budget is spent."""
+        return step >= self.steps or (self.hours is not None and train_seconds >= self.hours * 3600)
+
     def batch_schedule(self, world_size: int) -> BatchSchedule:
         """Divide the global batch among `world_size` processes.
 

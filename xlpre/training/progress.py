@@ -64,7 +64,7 @@ class Progress:
     @property
     def is_finished(self) -> bool:
         """True after the last step, or when the time budget is spent."""
-        return self.step >= self.train.steps or self.time_fraction >= 1
+        return self.train.is_over(self.step, self.train_seconds)
 
     def unfinished_warmup_warning(self, schedule: ScheduleConfig) -> str:
         """Return a warning if the time budget ended in the warm-up; else an empty string."""

@@ -45,13 +45,12 @@ class RunResult:
         Raises:
             InputError: the run has other settings than its row.
         """
-        evaluations, train = run.evaluations(), run.config.train
+        evaluations = run.evaluations()
         if not evaluations:
             return None
         last = evaluations[-1]
-        was_last_step = last["step"] >= train.steps
-        was_time_over = train.hours is not None and last["train_seconds"] >= train.hours * 3600
-        return cls(run.seed, run.config.objective.name, evaluations, was_last_step or was_time_over)
+        is_over = run.config.train.is_over(last["step"], last["train_seconds"])
+        return cls(run.seed, run.config.objective.name, evaluations, is_over)
 
     @property
     def last(self) -> dict[str, Any]:

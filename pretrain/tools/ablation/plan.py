@@ -294,19 +294,12 @@ class Ablation:
         args += [f"name={name}", f"run_dir={folder}", f"seed={seed}"]
         return Pretraining(row, seed, folder, args, load_config(PretrainConfig, self.base, args[2:]))
 
-    def _following(self, row: str, seed: int, run: Pretraining | None) -> list[Evaluation | Finetuning]:
+    def _following(self, row: str, seed: int, run: Pretraining | None) -> Sequence[Evaluation | Finetuning]:
         """Return the stages of a row that read its model. Random weights are not evaluated, and a given model only once."""
         config, folder = self._config, self._row_folder(row, seed)
         changes = [] if run else [*self._common, *self._overrides, *self.rows[row]]
-        values = dict(change.partition("=")[::2] for change in changes)
-        model, pretraining = (run.model, run.folder) if run else (values.get("init_from", config.model), None)
-        stages: list[Evaluation | Finetuning] = []
-        if run or (seed == self.seeds[0] and values.get("from_scratch", "false") == "false"):
-            for names, kind in ((config.evaluate.pairs, PairsEvaluation), (config.evaluate.text, TextEvaluation)):
-                stages += [
-                    kind(row, seed, folder / "evaluate" / name, name, model, pretraining, self._cli_args[name])
-                    for name in names
-                ]
+        model, pretraining = (run.model, run.folder) if run else (config.model, None)
+        tunings: list[Finetuning] = []
         seeds = range(1, config.finetune.seeds + 1) if run else [seed]
         rates: Sequence[float | None] = config.finetune.learning_rates or [None]
         for task, rate in itertools.product(config.finetune.tasks, rates):
@@ -322,8 +315,17 @@ class Ablation:
                     raise InputError("it has no task. Add task=NAME, such as task=glue/mrpc.")
             except InputError as error:
                 raise InputError(f"{self.path}: finetune.tasks.{task}, row {row}: {error}") from None
-            stages.append(stage)
-        return stages
+            tunings.append(stage)
+        if not run:
+            model = str(tunings[0].config.init_from)  # a row may set it
+            if tunings[0].config.from_scratch or seed != self.seeds[0]:
+                return tunings
+        evaluations: list[Evaluation | Finetuning] = [
+            kind(row, seed, folder / "evaluate" / name, name, model, pretraining, self._cli_args[name])
+            for names, kind in ((config.evaluate.pairs, PairsEvaluation), (config.evaluate.text, TextEvaluation))
+            for name in names
+        ]
+        return evaluations + tunings
 
     def _task_settings(self, task: str, words: Sequence[str]) -> tuple[str, Sequence[str]]:
         """Return the settings file and the overrides of a task."""

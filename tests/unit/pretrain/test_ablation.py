@@ -427,6 +427,16 @@ def test_rows_of_fine_tuning_settings_start_from_one_model(write, task):
     assert fast.needs == ()
 
 
+def test_settings_of_weights_are_read_as_a_run_reads_them(write, task):
+    rows = {"plain": [], "same": ["from_scratch=False"], "scratch": ["from_scratch=True"], "other": ["init_from=~/x"]}
+    Path("pairs.jsonl").touch()
+    path = write(
+        rows, base="", model="some/model", evaluate={"pairs": {"pairs": "pairs.jsonl"}}, finetune={**task, "seeds": 1}
+    )
+    evaluations = {stage.row: stage.model for stage in Ablation(path).stages if not isinstance(stage, Finetuning)}
+    assert evaluations == {"plain": "some/model", "same": "some/model", "other": str(Path.home() / "x")}
+
+
 @pytest.mark.parametrize("has_pretraining", [True, False])
 def test_a_stage_is_finished_until_its_settings_or_the_weights_change(write, task, has_pretraining):
     """The weights count, not their time; and not at all for a row that is trained from scratch."""

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from pretrain.config import PretrainConfig
-from pretrain.planning.flops import batch_shape, count_parameters
+from pretrain.planning.flops import count_parameters
 from tests.conftest import REPOSITORY
 from xlpre.config.loader import load_config
 
@@ -18,7 +18,7 @@ def test_a_preset_loads_and_its_model_can_be_built(path):
     config = load_config(PretrainConfig, path)
     model = dataclasses.replace(config.model, vocab_size=config.tokenizer.vocab_size)
     assert config.name == path.stem
-    assert sum(count_parameters(model, batch_shape(config, 1).two_streams).values()) > 0
+    assert sum(count_parameters(model).values()) > 0
     assert (
         config.train.batch_schedule(world_size=1).rows(config.train.batch_warmup_steps)
         == config.train.global_batch_size

@@ -1,4 +1,3 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,8 +26,3 @@ def test_rows_are_padded_on_either_side_to_the_longest_row():
     assert right.segment_ids.tolist() == [[0, 0, 1, 1, 2], [0, 0, 2, 3, 3]]
     assert left.padding_mask.tolist() == [[False] * 5, [True, True, False, False, False]]
     assert (left.padding_mask == right.padding_mask[:, ::-1]).all()
-
-
-def test_a_row_without_room_for_a_token_is_refused():
-    with pytest.raises(ValueError, match="row of 3 tokens.* above 3"):
-        pair_to_row([1], [2], 3)
