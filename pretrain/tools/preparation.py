@@ -15,7 +15,6 @@ from pretrain.trainer.config_warnings import ignored_vocab_size, small_validatio
 from xlpre.common.errors import InputError
 from xlpre.common.messages import as_yaml
 from xlpre.config.cli import NO_EXPLICIT_KEYS, ExplicitKeys
-from xlpre.config.loader import config_from_mapping
 from xlpre.data.store import META, TokenStore, is_nothing, is_store
 from xlpre.data.store_builder import build_store
 from xlpre.text.corpus import TextConfig, read_documents, sample_lines, source_files
@@ -141,7 +140,7 @@ def _warn_of_unknown_characters(config: PretrainConfig, tokenizer: Tokenizer) ->
 def _check_source(store: TokenStore, text: TextConfig, files: Mapping[str, int]) -> None:
     """Raise InputError if `store` was built with other `text` settings or other `files`."""
     remedy = "set another data.store_dir, or delete the folder"
-    built = dataclasses.asdict(config_from_mapping(TextConfig, store.meta["source"], str(store.path / META)))
+    built = dataclasses.asdict(store.text_config)
     for key, configured in dataclasses.asdict(text).items():
         if key != "num_processes" and built[key] != configured:
             before, now = as_yaml(built[key]), as_yaml(configured)

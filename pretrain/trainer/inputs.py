@@ -59,7 +59,7 @@ class RunInputs:
         notes = (
             *ineffective_settings(config, explicit_keys),
             ignored_vocab_size(config, len(self.tokenizer), explicit_keys),
-            ignored_text_settings(config, self.weight_init.resolve_config().text, explicit_keys),
+            ignored_text_settings(config, self.store.text_config, explicit_keys),
         )
         self.notes = [note for note in notes if note]
         self.objective = build_objective(config.objective, config.data, self.tokenizer.starts_word)

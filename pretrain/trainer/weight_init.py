@@ -10,13 +10,11 @@ from typing import Any
 from pretrain.config import PretrainConfig
 from xlpre.common.errors import InputError
 from xlpre.config.cli import ExplicitKeys
-from xlpre.config.loader import config_from_mapping
 from xlpre.conversion.model_folder import ModelFolder, load_init_from, resolve_model_dir
-from xlpre.data.store import META, TokenStore
+from xlpre.data.store import TokenStore
 from xlpre.model.config import ModelConfig
 from xlpre.model.initialization import build_with_weights, load_weights
 from xlpre.model.language_model import LanguageModel
-from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training import checkpoint
 
@@ -85,8 +83,9 @@ class WeightInit:
             vocab_size=self._store.vocab_size,
             preprocess=self._tokenizer.preprocess,
         )
-        text = config_from_mapping(TextConfig, self._store.meta["source"], str(self._store.path / META))
-        return dataclasses.replace(self._config, model=self.model_config, text=text, tokenizer=vocabulary)
+        return dataclasses.replace(
+            self._config, model=self.model_config, text=self._store.text_config, tokenizer=vocabulary
+        )
 
     def build_model(self, build: Callable[[], LanguageModel]) -> LanguageModel:
         """Return the model that `build` makes, with the weights of `init_from` if it is set."""

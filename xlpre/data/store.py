@@ -25,8 +25,10 @@ from typing import Any
 import numpy as np
 
 from xlpre.common.errors import InputError
+from xlpre.config.loader import config_from_mapping
 from xlpre.data.sparse_index import PAGE_ITEMS, SparseIndex
 from xlpre.text import special_tokens
+from xlpre.text.corpus import TextConfig
 from xlpre.text.json_objects import parse_object
 from xlpre.text.load_tokenizer import load_tokenizer
 from xlpre.text.preprocess import Preprocess
@@ -135,6 +137,11 @@ class TokenStore:
     def preprocess(self) -> Preprocess:
         """Cleaning that was applied to the text."""
         return self.meta["preprocess"]
+
+    @property
+    def text_config(self) -> TextConfig:
+        """Settings of the text that the store was built from."""
+        return config_from_mapping(TextConfig, self.meta["source"], str(self.path / META))
 
     @property
     def fingerprint(self) -> str:

@@ -106,7 +106,7 @@ def test_every_section_is_marked_as_count_or_prediction(capsys):
 def test_days_on_other_numbers_of_gpus_are_those_of_the_given_tokens(capsys):
     days = []
     for n_tokens in ("1000000000000", "2000000000000"):
-        main(["--config", CONFIG, "--gpus", "8", "--device", "h100", "--tokens", n_tokens])
+        main(["--config", CONFIG, "--gpus", "8", "--device", "h100", "--tokens", n_tokens, "model.n_layer=2"])
         days.append(float(re.search(r"^ +8 .* ([\d.]+) - [\d.]+ ", capsys.readouterr().out, re.MULTILINE)[1]))
     assert days[1] == pytest.approx(2 * days[0], rel=0.01)
 
