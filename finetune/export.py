@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise InputError(f"TARGET={args.target} is invalid: it exists already. Name a new folder.")
 
     from finetune.tasks.regression import RegressionTask
+    from finetune.tasks.span import SpanTask
     from finetune.tasks.text_classification import CSV_CORPORA
     from finetune.trainer.run_record import read_record
     from finetune.trainer.task_model import open_task_model
@@ -53,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     record = read_record(args.source, task, model.folder.provenance)
     name = args.push or args.target.name
     n_texts = 1 if task.name in CSV_CORPORA else len(task.text_columns)  # these corpora join their columns
-    card = task_model_card(model.folder, name, task.name, task.head_kind, n_texts, task.label_names, record)
+    threshold = task.no_answer_threshold if isinstance(task, SpanTask) else None
+    card = task_model_card(model.folder, name, task.name, task.head_kind, n_texts, task.label_names, record, threshold)
     model = dataclasses.replace(model, folder=without_paths(model.folder))
     save_huggingface_task_model(
         args.target,

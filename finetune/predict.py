@@ -8,7 +8,7 @@ Examples:
   python finetune/predict.py runs/mrpc < pairs.tsv
   python finetune/predict.py runs/mrpc/model questions.jsonl > predictions.jsonl
 
-See docs/finetuning.md for the fields of each task.
+docs/finetuning.md lists the fields of each task.
 """
 
 from __future__ import annotations

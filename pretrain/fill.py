@@ -111,8 +111,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             else:
                 print(format_pieces(text, fillings[:top], lm.tokenizer))
         if cloze.n_unknown:
+            verb = "is" if cloze.n_unknown == 1 else "are"
             print(
-                f"    note: {counted(cloze.n_unknown, 'token')} of the text is <unk>: the vocabulary lacks its characters"
+                f"    note: {counted(cloze.n_unknown, 'token')} of the text {verb} <unk>: the vocabulary lacks characters"
             )
 
 

@@ -57,7 +57,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse(argv)
 
     from xlpre import load
-    from xlpre.inference.generation import GenerationConfig, check_objective
+    from xlpre.common.messages import counted
+    from xlpre.inference.generation import GenerationConfig, check_objective, encode_prompt
+    from xlpre.text.special_tokens import UNK
 
     settings = vars(args).copy()
     origin, prompt, device = (settings.pop(name) for name in ("model", "prompt", "device"))
@@ -65,6 +67,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     lm = load(origin, device)
     check_objective(lm.objective)
     text = _read_stdin() if prompt == "-" else prompt
+    if n_unknown := int((encode_prompt(lm.tokenizer, text) == UNK).sum()):
+        verb = "is" if n_unknown == 1 else "are"
+        note = f"note: {counted(n_unknown, 'token')} of the prompt {verb} <unk>: the vocabulary lacks characters"
+        print(note, file=sys.stderr, flush=True)
     if args.num_samples == 1:
         print(text, end="", flush=True)
         lm.generate([text], on_text=lambda _, part: print(part, end="", flush=True), **settings)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from pretrain.config import PretrainConfig
 from pretrain.tools.preparation import make_store
+from pretrain.trainer.config_warnings import check_has_text
 from xlpre.common.cli_main import run_main
 from xlpre.config.cli import SettingsParser
 
@@ -31,6 +32,7 @@ def build_parser() -> SettingsParser[PretrainConfig]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     config, explicit_keys, _ = build_parser().parse_config(argv)
+    check_has_text(explicit_keys)
     make_store(config, explicit_keys)
 
 

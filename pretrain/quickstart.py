@@ -25,6 +25,7 @@ import psutil
 
 from pretrain.config import PretrainConfig
 from pretrain.tools.preparation import make_store, make_tokenizer
+from pretrain.trainer.config_warnings import check_has_preset
 from xlpre.common.cli_main import run_main
 from xlpre.common.errors import InputError, check_minimum
 from xlpre.common.job_pool import stop_on_signal
@@ -133,6 +134,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     config, explicit_keys, args = build_parser().parse_config(argv)
     check_minimum("--processes", args.processes, 1, "Leave it out.")
+    check_has_preset(explicit_keys)
     start = time.monotonic()
     make_tokenizer(config)
     make_store(config)

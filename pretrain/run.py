@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from pretrain.config import PretrainConfig
+from pretrain.trainer.config_warnings import check_has_preset
 from xlpre.common.cli_main import run_main
-from xlpre.common.errors import InputError
 from xlpre.common.launcher import read_launcher
-from xlpre.config.cli import ExplicitKeys, SettingsParser
+from xlpre.config.cli import SettingsParser
 
 COMMON = (
     "name",
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     read_launcher()
     config, explicit_keys, args = build_parser().parse_config(argv)
-    _check_has_preset(explicit_keys)
+    check_has_preset(explicit_keys)
 
     from pretrain.trainer.dry_run import dry_run
     from pretrain.trainer.inputs import describe_finished, is_finished
@@ -78,15 +78,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{describe_finished(config)}. To train longer, raise train.steps (and train.hours); or set another name."
         )
     destroy_process_group()
-
-
-def _check_has_preset(explicit_keys: ExplicitKeys) -> None:
-    """Raise InputError if neither a config file nor the length of the run is set: the defaults are not a tested preset."""
-    if not explicit_keys.file and "train.steps" not in explicit_keys.args:
-        raise InputError(
-            "--config is missing. Pass a preset, such as `--config configs/pretrain/quickstart.yaml` or "
-            "`--config configs/pretrain/xlnet_base.yaml`. To train with the untested default settings, set train.steps."
-        )
 
 
 def _warn_about_restarts() -> None:

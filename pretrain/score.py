@@ -92,6 +92,10 @@ def check_options(args: argparse.Namespace) -> None:
         )
     if args.file and not args.file.stat().st_size:
         raise InputError(f"FILE={args.file} is invalid: it is empty. Write one text per line.")
+    if args.file and args.file.suffix == ".jsonl":
+        raise InputError(
+            f"FILE={args.file} is invalid: each line of FILE is a text, not JSON. For minimal pairs, use --pairs {args.file}."
+        )
     check_output_files(args.out, args.picture)
 
 

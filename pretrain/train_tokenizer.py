@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from pretrain.config import PretrainConfig
 from pretrain.tools.preparation import make_tokenizer
+from pretrain.trainer.config_warnings import check_has_text
 from xlpre.common.cli_main import run_main
 from xlpre.config.cli import SettingsParser
 
@@ -29,7 +30,8 @@ def build_parser() -> SettingsParser[PretrainConfig]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    config, _, _ = build_parser().parse_config(argv)
+    config, explicit_keys, _ = build_parser().parse_config(argv)
+    check_has_text(explicit_keys)
     make_tokenizer(config)
 
 

@@ -19,6 +19,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
+from xlpre.common.cli_main import run_main
 from xlpre.common.errors import InputError
 from xlpre.conversion.model_folder import load_folder
 from xlpre.inference.generation import (
@@ -53,7 +54,7 @@ class HarnessModel(LM):
         seed: seed of the samples of tasks that sample.
         batch_size: texts computed together; `auto` or None: the default.
         max_batch_size: not used.
-        device: `cpu` or `cuda`. None: a GPU if there is one.
+        device: `cpu` or `cuda`. None: a GPU if there is one. Without a GPU, it is always the CPU.
 
     Raises:
         InputError: a folder that cannot be read or has no vocabulary, or a denoising model.
@@ -73,6 +74,8 @@ class HarnessModel(LM):
         folder = load_folder(path)
         check_objective(folder.objective)
         self._objective, self._tokenizer = folder.objective, folder.require_tokenizer(path)
+        if str(device).startswith("cuda") and not torch.cuda.is_available():  # lm-eval's default is cuda:0
+            device = "cpu"
         self._device = torch.device(device or device_type())
         self._model = folder.model().to(self._device)
         is_auto = batch_size is None or str(batch_size).startswith("auto")  # also auto:N
@@ -176,4 +179,4 @@ class HarnessModel(LM):
 if __name__ == "__main__":
     from lm_eval.__main__ import cli_evaluate
 
-    cli_evaluate()
+    run_main(cli_evaluate)

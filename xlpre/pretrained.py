@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor
 
 from xlpre.common.errors import InputError
-from xlpre.conversion.model_folder import load_folder
+from xlpre.conversion.model_folder import load_folder, resolve_model_dir
+from xlpre.conversion.task_model_folder import TASK
 from xlpre.inference.cloze import TOP_K, ClozeResult, predict_blanks
 from xlpre.inference.embeddings import embed
 from xlpre.inference.evaluation import Evaluation, HeldOutText, evaluate
@@ -44,6 +46,10 @@ def load(path: str | Path, device: str | None = None) -> PretrainedModel:
         )
     target = select_device(device)
     folder = load_folder(path)
+    if (resolve_model_dir(path) / TASK).exists():
+        warnings.warn(
+            f"{path} is fine-tuned: its task head is not used. Predict with finetune/predict.py.", stacklevel=2
+        )
     tokenizer = folder.require_tokenizer(path)
     return PretrainedModel(folder.model().to(target), tokenizer, folder.objective)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -219,7 +219,9 @@ def select_split(examples: Sequence[Example], val_fraction: float, split: str, f
     Raises:
         InputError: no example is left for `split`.
     """
-    is_held_out = [zlib.crc32("\t".join(example.texts).encode()) < val_fraction * 2**32 for example in examples]
+    texts = ("\t".join(example.texts).encode() for example in examples)
+    hashes = [int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") for text in texts]
+    is_held_out = [value < val_fraction * 2**64 for value in hashes]
     selected = [
         example for example, held_out in zip(examples, is_held_out, strict=True) if held_out == (split == HELD_OUT)
     ]

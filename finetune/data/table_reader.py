@@ -13,6 +13,7 @@ from typing import Any
 
 from finetune.data.row_errors import MissingColumnError, RowErrors
 from xlpre.common.errors import InputError
+from xlpre.common.messages import counted
 from xlpre.text.hub import is_hf_dataset, read_hf_rows
 from xlpre.text.json_objects import parse_object
 from xlpre.text.readers import COMPRESSED_SUFFIXES, MAX_LINE_BYTES, parquet_rows, read_lines
@@ -87,7 +88,7 @@ def read_rows(
                 continue
             location, problem = (
                 f"{path}, line {line}",
-                f"the row has {len(values)} columns instead of {len(names)} ({', '.join(names)})",
+                f"the row has {counted(len(values), 'column')} instead of {len(names)} ({', '.join(names)})",
             )
             if errors is None:
                 raise InputError(f"{location}: {problem}. Correct the row.")
@@ -158,10 +159,10 @@ def get_class_index(
     if label not in label_names and (as_written := str(fields[column])) in label_names:  # data.labels may contain 1.0
         label = as_written
     if label not in label_names:
-        known = ", ".join(label_names[:20]) + (", ..." if len(label_names) > 20 else "")
+        known = ", ".join(name[:60] for name in label_names[:10]) + (", ..." if len(label_names) > 10 else "")
         hint = " YAML reads yes and no without quotes as True and False." if {"True", "False"} & {*label_names} else ""
         raise InputError(
-            f"{location}: label {label!r} in column {column!r} is invalid: labels are {known}. {remedy}{hint}"
+            f"{location}: label {_shorten(label)} in column {column!r} is invalid: labels are {known}. {remedy}{hint}"
         )
     return label_names.index(label)
 
@@ -249,5 +250,6 @@ def _list_siblings(path: Path) -> str:
     """Describe the other files in the folder of a missing file."""
     if not path.parent.is_dir():
         return f", and no folder {path.parent}"
-    names = sorted(file.name for file in path.parent.iterdir() if file.is_file())[:12]
-    return f". Files in {path.parent}: {', '.join(names)}" if names else f". {path.parent} contains no files"
+    names = sorted(file.name for file in path.parent.iterdir() if file.is_file())
+    listed = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+    return f". Files in {path.parent}: {listed}" if names else f". {path.parent} contains no files"

@@ -20,7 +20,7 @@ def chance_threshold(metric: str, labels: np.ndarray) -> float:
         labels: (N,) labels.
     """
     if metric in ("matthews", "pearson", "spearman"):
-        return 2 / np.sqrt(len(labels))
+        return min(2 / float(np.sqrt(len(labels))), 1.0)
     p = max(METRICS[metric](labels, np.full_like(labels, label)) for label in np.unique(labels))
     return float(min(p + 2 * np.sqrt(p * (1 - p) / len(labels)), 1.0))
 

@@ -105,7 +105,7 @@ class RaceSource:
 
     def _read_file(self, path: Path, level: str) -> list[Example]:
         """Read the questions about one passage."""
-        fields = parse_object("".join(line for _, line in read_lines(path)), str(path))
+        fields = parse_object("".join(line for _, line in read_lines(path)), str(path), is_line=False)
         article, questions, options, answers = (
             get_value(fields, name, str(path)) for name in ("article", "questions", "options", "answers")
         )

@@ -185,6 +185,11 @@ class SpanTask:
         return [self._to_json(*pair) for pair in zip(split.examples, predictions, strict=True)]
 
     @property
+    def no_answer_threshold(self) -> float | None:
+        """Log-odds of "no answer" above which it is predicted; None if every question has an answer."""
+        return None if self.always_answerable else self._threshold
+
+    @property
     def _threshold(self) -> float:
         """No-answer log-odds above which "no answer" is predicted."""
         return self._data.null_score_threshold or 0.0

@@ -170,6 +170,10 @@ def parse_question(
             raise InputError(
                 f"{location}: is_impossible=true is invalid: the question has answers. Set it to false, or remove the answers."
             )
+        if labeled and not (spans or always_answerable) and fields.get("is_impossible") is False:
+            raise InputError(
+                f"{location}: is_impossible=false is invalid: the question has no answers. Set it to true, or add an answer."
+            )
         if always_answerable and not spans and labeled:
             raise InputError(
                 f"{location}: the question has no answer, but in squad/1.1 every question must have one. Set task=squad/2.0."
@@ -200,7 +204,7 @@ def read_questions(path: Path) -> Iterator[tuple[str, Fields]]:
         text.encode()
     except UnicodeEncodeError:
         raise InputError(f"{path}: not UTF-8. Convert it: iconv -f LATIN1 -t UTF-8 {path} > NEW") from None
-    content = parse_object(text.removeprefix("\ufeff"), str(path))
+    content = parse_object(text.removeprefix("\ufeff"), str(path), is_line=False)
     for n_article, article in enumerate(_get_objects(content, "data", str(path)), 1):
         article_location = f"{path}, article {n_article}"
         for n_paragraph, paragraph in enumerate(_get_objects(article, "paragraphs", article_location), 1):

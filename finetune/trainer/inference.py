@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -83,10 +84,14 @@ def read_input(file: Path | None, text_columns: Sequence[str], is_squad: bool = 
     if file is not None and _has_columns(file, text_columns):
         yield from read_rows(file)
         return
+    if file is not None and kind_of(file) == ".tsv" and text_columns:
+        columns = " and ".join(text_columns)
+        note = f"note: the first line of {file} does not name the columns {columns}: each line is read as texts"
+        print(note, file=sys.stderr)
     path = file or STDIN
     for number, (_, text) in enumerate(read_lines(path), 1):
         line = text.rstrip("\r\n")
-        if file is None and number == 1 and _names_columns(line, text_columns):
+        if file is None and number == 1 and any(_names_columns(line, text_columns, x) for x in ("\t", ",")):
             raise InputError(
                 f"{path}, line 1 is invalid: it names the columns of a table. Pass the table as FILE, or remove this line and all columns "
                 f"but {' and '.join(text_columns)}."
@@ -159,6 +164,6 @@ def _has_columns(file: Path, text_columns: Sequence[str]) -> bool:
     return _names_columns(first.rstrip("\r\n"), text_columns)
 
 
-def _names_columns(line: str, text_columns: Sequence[str]) -> bool:
+def _names_columns(line: str, text_columns: Sequence[str], separator: str = "\t") -> bool:
     """Return True if a line is the header of a table with these columns."""
-    return bool(text_columns) and {*text_columns} <= {*line.split("\t")}
+    return bool(text_columns) and {*text_columns} <= {*line.split(separator)}

@@ -130,8 +130,8 @@ class RunInputs:
             "dev_examples": {split.name: self._fingerprints[split.name] for split in self.dev},
             "chunking": dataclasses.asdict(self.train.features[0].chunking),
             "optim": optim,
-            "schedule": dataclasses.asdict(config.schedule),
             "train": {"global_batch_size": config.train.global_batch_size, "steps": config.train.steps},
+            "schedule": dataclasses.asdict(config.schedule),  # after `train`, which warm-up steps may be derived from
             "eval": {name: getattr(config.eval, name) for name in ("every", "keep_weights", "early_stopping_patience")},
             "seed": seed,
         }

@@ -154,7 +154,7 @@ class Summary:
         metric = self.main_metric.rpartition("/")[2]
         baseline = chance_baseline(metric)
         remedy = (
-            f"Try another learning rate than optim.lr={format_lr(self.lr)} (small models need a higher one, such as 1e-3; large models "
+            f"Try another learning rate than optim.lr={format_lr(self.lr)} (small models often need 3e-4 to 1e-3; large models "
             "sometimes fail with one seed and not with others), more steps, or weights that were pretrained for longer."
         )
         chance = f"{self.chance_threshold:.3f} or less counts as chance"

@@ -127,7 +127,7 @@ def _describe_procedure(config: FinetuneConfig, provenance: Mapping[str, Any], r
     rows = {
         "Initial weights": start,
         "Steps": f"{provenance['step']:,} of {config.train.steps:,}, each with {config.train.global_batch_size:,} examples",
-        "Length": f"at most {config.data.max_seq_len} tokens in a row; longer texts: `{config.data.long_text}`",
+        "Length": _describe_length(config.data, str(config.task).startswith("squad/")),
         "Optimizer": describe_optimizer(
             "AdamW", f"{format_lr(optim.peak_lr)}, layer decay {optim.layer_decay:g}", optim
         ),
@@ -138,6 +138,17 @@ def _describe_procedure(config: FinetuneConfig, provenance: Mapping[str, Any], r
     if result:
         rows["Training time"] = format_duration(result.train_seconds)
     return rows | describe_software(provenance)
+
+
+def _describe_length(data: TaskDataConfig, is_squad: bool) -> str:
+    if is_squad:
+        return f"windows of at most {data.max_seq_len} tokens, which start {data.doc_stride} tokens apart"
+    rules = {
+        "truncate": "longer texts are truncated",
+        "memory": "longer texts are read window by window, with memory; the exported model reads one window",
+        "windows": "the predictions for windows of longer texts are pooled; the exported model reads one window",
+    }
+    return f"at most {data.max_seq_len} tokens in a row; {rules[data.long_text]}"
 
 
 def _describe_scores(scores: Mapping[str, float], result: Result | None) -> dict[str, str]:

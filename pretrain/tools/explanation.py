@@ -231,7 +231,7 @@ def _notes(windows: Windows, data: DataConfig, n_tokens: int) -> list[str]:
     elif data.has_pairs:
         notes.append("Segment B is from another position (in training, anywhere in the store; here, in this text).")
         n_read = int(windows.special_mask[0].argmax())  # segment A ends at the first <sep>
-        reason = "segment B takes their place. Set data.pairs=false, or another --step."
+        reason = "segment B takes the place. Set data.pairs=false, or another --step."
     if n_omitted := n_tokens - n_read:
         end = "first" if windows.backward[0] else "last"
         notes.append(

@@ -142,17 +142,26 @@ def _check_source(store: TokenStore, text: TextConfig, files: Mapping[str, int])
     remedy = "set another data.store_dir, or delete the folder"
     built = dataclasses.asdict(store.text_config)
     for key, configured in dataclasses.asdict(text).items():
-        if key != "num_processes" and built[key] != configured:
-            before, now = as_yaml(built[key]), as_yaml(configured)
-            raise InputError(
-                f"text.{key}={now} is invalid: data.store_dir={store.path} was built with text.{key}={before}. "
-                f"Set text.{key}={before}; or {remedy}."
-            )
+        if key == "num_processes" or built[key] == configured:
+            continue
+        current, earlier = f"text.{key}={as_yaml(configured)}", f"text.{key}={as_yaml(built[key])}"
+        if key in ("source", "mixture"):
+            if store.text_config.sources == text.sources:  # a mixture replaces the source
+                continue
+            current, earlier = _sources(text), _sources(store.text_config)
+        raise InputError(
+            f"{current} is invalid: data.store_dir={store.path} was built with {earlier}. Set {earlier}; or {remedy}."
+        )
     if changed := sorted(set(files.items()) ^ set(store.meta["files"].items())):
         raise InputError(
             f"data.store_dir={store.path} is invalid: {changed[0][0]} was added, removed or changed after the store was built. "
             f"{remedy.capitalize()}."
         )
+
+
+def _sources(text: TextConfig) -> str:
+    """Return the setting that names the sources, as KEY=VALUE."""
+    return f"{text.source_key}={as_yaml(text.mixture or text.source)}"
 
 
 def _newer_text_note(store: TokenStore, files: Mapping[str, int]) -> str:

@@ -180,6 +180,8 @@ def _describe_evaluation(evaluation: Mapping[str, Any]) -> dict[str, str]:
     }
     if (bits := evaluation.get("val_bpb")) is not None:
         rows["Bits per byte"] = f"{bits:.3f}"
+    if (percent := evaluation.get("val_minimal_pairs")) is not None:
+        rows["Minimal pairs"] = f"{percent:.1f} % correct"
     for name, value in evaluation.items():
         if name.startswith("val_") and name.endswith("_accuracy") and name != "val_accuracy" and value is not None:
             rows[f"Accuracy of {name[4:-9].replace('_', ' ')}"] = f"{value:.1%}"

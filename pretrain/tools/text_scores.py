@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
@@ -15,6 +16,7 @@ from xlpre.common.progress_bar import ProgressBar
 from xlpre.common.tables import print_json
 from xlpre.inference.minimal_pairs import MinimalPair, PairAccuracies, encode_pairs, pair_accuracies
 from xlpre.inference.scoring import TextScore, encode_texts
+from xlpre.text import special_tokens
 from xlpre.text.readers import STDIN, ByteCounter, read_lines
 from xlpre.text.tokenizer import Tokenizer
 
@@ -79,6 +81,15 @@ def score_pairs(score_texts: ScoreTexts, tokenizer: Tokenizer, pairs: list[Minim
         InputError: a sentence has no tokens. The message names file and line.
     """
     ids = encode_pairs(tokenizer, pairs)
+    n_unknown = sum(
+        any((sentence == special_tokens.UNK).any() for sentence in pair)
+        for pair in zip(ids[::2], ids[1::2], strict=True)
+    )
+    if n_unknown:
+        print(
+            f"note: pairs with <unk>: {n_unknown:,} of {len(pairs):,}. The vocabulary lacks some of their characters",
+            file=sys.stderr,
+        )
     with ProgressBar(None, "row") as progress:
         scores = score_texts(ids, report_progress=progress.report)
     return pair_accuracies(pairs, scores)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from pretrain.config import PretrainConfig
+from xlpre.common.errors import InputError
 from xlpre.common.messages import as_yaml, counted
 from xlpre.config.cli import ExplicitKeys
 from xlpre.data.store import TokenStore
@@ -19,6 +20,26 @@ INEFFECTIVE = {  # settings without effect, by the value of another setting
     ("objective.name", "denoising"): ("objective.perm_size",),
     ("optim.name", "adamw"): ("optim.matrix_lr", "optim.momentum"),
 }
+
+
+def check_has_preset(explicit_keys: ExplicitKeys) -> None:
+    """Raise InputError if neither a config file nor the length of the run is set: the defaults are not a tested preset."""
+    if not explicit_keys.file and "train.steps" not in explicit_keys.args:
+        raise InputError(
+            "--config is missing. Pass a preset, such as `--config configs/pretrain/quickstart.yaml` or "
+            "`--config configs/pretrain/xlnet_base.yaml`. To train with the untested default settings, set train.steps."
+        )
+
+
+def check_has_text(explicit_keys: ExplicitKeys) -> None:
+    """Raise InputError if neither a config file nor the source of the text is set."""
+    if not explicit_keys.file and not any(
+        key.startswith(("text.source", "text.mixture")) for key in explicit_keys.args
+    ):
+        raise InputError(
+            "--config is missing. Pass a preset, such as `--config configs/pretrain/quickstart.yaml`, or name your text, as in "
+            "text.source='my_texts/*.txt'."
+        )
 
 
 def small_validation_text_warning(config: PretrainConfig, store: TokenStore) -> str:

@@ -167,7 +167,8 @@ def test_a_run_without_improvement_stops_early_and_its_last_line_says_what_to_tr
     assert result["model_step"] == 1 and result["steps"] == 3
     assert result["metrics"]["dev/accuracy"] <= result["chance_threshold"]
     last_line = one_process.splitlines()[-1]
-    assert "no better than always predicting one class" in last_line and "such as 1e-3" in last_line
+    assert "no better than always predicting one class" in last_line and "3e-4 to 1e-3" in last_line
+    assert "seed 1 stopped early at step 3 of 8: no better score in 2 evaluations" in one_process
 
 
 def test_a_resumed_run_counts_the_evaluations_without_improvement_from_before(make_args, one_process):
@@ -339,7 +340,12 @@ def test_a_killed_run_resumes_to_the_same_numbers(make_args):
     assert run_together(1, SCRIPT, json.dumps([job])).returncode == -signal.SIGKILL
     saved = checkpoint.find_latest_valid(killed / "seed_1" / "checkpoints")
     assert saved.name in ("step_00000003", "step_00000006") and max(losses(killed)) == 7
+    damaged = saved.with_name("step_00000009")
+    shutil.copytree(saved, damaged)
+    (damaged / "model/model.safetensors").write_bytes(b"damaged")
     resumed = finetune(args)
+    assert f"seed 1: resumes from {saved} at step {int(saved.name[-8:])} (skipped checkpoints with" in resumed
+    assert re.search(r"damaged files: (step_\d+, )?step_00000009\)", resumed)
     assert "seed 1, step 1:" not in resumed and "seed 1, step 8:" in resumed
     finetune(make_args("not_killed", **settings))
     assert losses(killed) == losses(whole) and dev_losses(killed) == dev_losses(whole)

@@ -142,7 +142,7 @@ def test_all_invalid_rows_of_all_files_are_reported_in_one_error(folder, tmp_pat
     check_refused(result, r"rows.csv, line 3: the label")
     problems = [
         r"rows.csv, line 3: the label in column 'label' is empty\. ",
-        r"rows.csv, line 4: the row has 1 columns instead of 2 ",
+        r"rows.csv, line 4: the row has 1 column instead of 2 ",
         r"rows.csv, line 5: the text in column 'text' is empty\. ",
         r"rows.csv, line 6, 7, 8, 9, 10, 11, 12: the label in column 'label' is empty\. ",
         r"^  13 rows are invalid, 3 more than listed here\.$",

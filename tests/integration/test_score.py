@@ -122,6 +122,21 @@ def test_invalid_options_are_refused(model, arguments, message):
         command.main([str(model), *arguments])
 
 
+def test_files_of_pairs_pipes_and_devices_are_refused(model, pairs, sentences, tmp_path):
+    file = pairs / "first.jsonl"
+    with pytest.raises(ValueError, match=f"FILE={file} is invalid: .* use --pairs {file}"):
+        command.main([str(model), str(file)])
+    os.mkfifo(tmp_path / "pipe")
+    for out in (tmp_path / "pipe", "/dev/null"):
+        with pytest.raises(ValueError, match=f"--out={out} is invalid: it is a device or a pipe"):
+            command.main([str(model), str(sentences), "--out", str(out)])
+
+
+def test_pairs_with_unknown_characters_are_noted(model, pairs, capsys):
+    command.main([str(model), "--pairs", str(pairs)])
+    assert "note: pairs with <unk>: 2 of 8." in capsys.readouterr().err
+
+
 def test_an_empty_file_is_refused(model, tmp_path):
     (tmp_path / "empty.txt").touch()
     with pytest.raises(ValueError, match=r"FILE=\S*empty.txt is invalid: it is empty"):

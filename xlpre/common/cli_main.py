@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,6 +55,7 @@ def run_main(main: Callable[[], None]) -> None:
     from the search path of modules, so that commands do not hide libraries of the same name, such as `evaluate`.
     """
     _remove_command_folder()
+    warnings.formatwarning = _format_warning
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -74,8 +76,17 @@ def run_main(main: Callable[[], None]) -> None:
         _print_error(message)
         _exit(status)
     except KeyboardInterrupt:
-        print("Interrupted. Run the same command again to continue.", file=sys.stderr)
+        print("Interrupted. Run the same command again.", file=sys.stderr)
         sys.exit(130)
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Return a warning of this project without its place in the code, and others as Python does."""
+    if Path(filename).is_relative_to(Path(__file__).parents[2]) and issubclass(category, UserWarning):
+        return f"warning: {message}\n"
+    return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
 
 def _remove_command_folder() -> None:

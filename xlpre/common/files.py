@@ -62,8 +62,11 @@ def with_filename(path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path next to `path`. On success it is renamed to `path`; on an error it is removed."""
-    path = Path(path)
+    """Yield a temporary path next to `path`. On success it is renamed to `path`; on an error it is removed.
+
+    If `path` is a symbolic link, the file that it points to is replaced.
+    """
+    path = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
     partial = _temporary_path(path)
     try:
         with with_filename(path):

@@ -286,6 +286,8 @@ def check_output_files(out: Path | None, picture: Path | None) -> None:
             problem = f"the folder {path.parent} does not exist. Create it, or name another"
         elif path.is_dir():
             problem = "it is a folder. Name a file"
+        elif path.exists() and not path.is_file():
+            problem = "it is a device or a pipe. Name a file"
         elif not os.access(path.absolute().parent, os.W_OK):
             problem = f"the folder {path.parent} cannot be written. Name another"
         else:

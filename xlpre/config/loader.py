@@ -217,9 +217,10 @@ def _read_yaml(path: Path, extending: tuple[Path, ...]) -> DictConfig:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file. The presets are in configs/.") from None
     except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{path}: cannot be read as YAML ({' '.join(str(error).split())}). Correct the file."
-        ) from None
+        message, remedy = " ".join(str(error).split()), "Correct the file."
+        if "flow sequence" in message:
+            remedy = "Put entries that contain brackets in quotes, as in ['data.text=[title]']."
+        raise InputError(f"{path}: cannot be read as YAML ({message}). {remedy}") from None
     if not isinstance(settings, DictConfig):
         raise InputError(f"{path}: the file must hold `key: value` lines, not a {type(settings).__name__}.")
     base = settings.pop("extends", None)

@@ -50,7 +50,10 @@ SPLIT_MARK, HOLD_MARK = "\ufdd0", "\ufdd1"
 
 
 def write_tokenizer(
-    tokenizer: SentencePieceTokenizer, folder: Path, padding_side: Literal["left", "right"] = "left"
+    tokenizer: SentencePieceTokenizer,
+    folder: Path,
+    padding_side: Literal["left", "right"] = "left",
+    max_len: int | None = None,
 ) -> None:
     """Write spiece.model, tokenizer.json and tokenizer_config.json.
 
@@ -58,6 +61,7 @@ def write_tokenizer(
         tokenizer: vocabulary to convert.
         folder: folder of the model, whose config.json has `model_type` xlnet.
         padding_side: side on which shorter rows of a batch are padded.
+        max_len: number of tokens to which `truncation=True` shortens a row; None: no limit.
 
     Raises:
         InputError: the vocabulary is not a unigram model, or treats spaces in a way that `tokenizers` does not support.
@@ -66,7 +70,7 @@ def write_tokenizer(
     tokenizer.save(folder / "spiece.model")
     (folder / "tokenizer.json").write_text(content, encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(
-        json.dumps(_tokenizer_config(tokenizer.preprocess, padding_side), indent=1), encoding="utf-8"
+        json.dumps(_tokenizer_config(tokenizer.preprocess, padding_side, max_len), indent=1), encoding="utf-8"
     )
 
 
@@ -103,7 +107,7 @@ def read_preprocess(folder: Path) -> Preprocess:
         raise InputError(f"{path} cannot be read: {error}. Copy the file again from the original folder.") from None
 
 
-def _tokenizer_config(preprocess: Preprocess, padding_side: str) -> Json:
+def _tokenizer_config(preprocess: Preprocess, padding_side: str, max_len: int | None) -> Json:
     unk, bos, eos, cls, sep, pad, mask, eod, _ = special_tokens.SPECIAL_TOKENS
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",  # XLNetTokenizer would replace the normalizer of tokenizer.json
@@ -116,6 +120,7 @@ def _tokenizer_config(preprocess: Preprocess, padding_side: str) -> Json:
         "mask_token": mask,
         "additional_special_tokens": [eod],
         "padding_side": padding_side,
+        **({"model_max_length": max_len} if max_len else {}),
         "do_lower_case": preprocess == "uncased",
         "keep_accents": preprocess == "none",  # read_preprocess reads this and do_lower_case
         "clean_up_tokenization_spaces": False,

@@ -178,7 +178,14 @@ def language_model_card(folder: ModelFolder, name: str, export_format: str, reco
 
 
 def task_model_card(
-    folder: ModelFolder, name: str, task: str, head: str, n_texts: int, labels: Sequence[str], record: TrainingRecord
+    folder: ModelFolder,
+    name: str,
+    task: str,
+    head: str,
+    n_texts: int,
+    labels: Sequence[str],
+    record: TrainingRecord,
+    no_answer_threshold: float | None = None,
 ) -> ModelCard:
     """Return the card of a fine-tuned model, exported for transformers.
 
@@ -190,8 +197,11 @@ def task_model_card(
         n_texts: number of texts in an example, for tasks with one row per example.
         labels: names of the classes.
         record: facts about its fine-tuning.
+        no_answer_threshold: log-odds of "no answer" above which a question has none; None if every question has an answer.
     """
     usage = TASK_USAGE[head]
+    if no_answer_threshold is not None:
+        usage += f'if outputs.cls_logits[0] > {no_answer_threshold:.4g}:  # log-odds of "no answer"\n    answer = ""\n'
     if n_texts == 2:
         usage = usage.replace('tokenizer("A text.",', 'tokenizer("A text.", "Its second text.",')
     classes = (
@@ -406,14 +416,14 @@ TASK_INPUTS = {
 TASK_USAGE = {
     "classification": _OPEN_TASK.format("AutoModelForSequenceClassification")
     + """\
-inputs = tokenizer("A text.", return_tensors="pt")
+inputs = tokenizer("A text.", truncation=True, return_tensors="pt")
 with torch.no_grad():
     probabilities = model(**inputs).logits[0].softmax(-1)  # (classes,)
 label = model.config.id2label[int(probabilities.argmax())]
 """,
     "regression": _OPEN_TASK.format("AutoModelForSequenceClassification")
     + """\
-inputs = tokenizer("A text.", return_tensors="pt")
+inputs = tokenizer("A text.", truncation=True, return_tensors="pt")
 with torch.no_grad():
     value = float(model(**inputs).logits[0, 0])
 """,

@@ -156,4 +156,4 @@ def save_huggingface_task_model(
     settings, weights = hf_heads.head_to_huggingface(folder.config, model.head, kind, labels, pooling)
     with export_folder(path, folder, card, task=model.task) as (partial, tokenizer):
         hf.write_model(partial, folder.config, folder.weights, "permutation", settings, weights)
-        write_tokenizer(tokenizer, partial, padding_side)
+        write_tokenizer(tokenizer, partial, padding_side, model.task["data"].get("max_seq_len"))

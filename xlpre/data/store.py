@@ -176,8 +176,8 @@ class TokenStore:
         if tokenizer.sha256 != self.meta["vocabulary_sha256"]:
             raise InputError(
                 f"data.store_dir={self.path} is invalid: its vocabulary (sha256 {self.meta['vocabulary_sha256'][:12]}) differs from "
-                f"{origin} (sha256 {tokenizer.sha256[:12]}). Set the matching vocabulary or store, or delete the folder and prepare it "
-                "again with pretrain/prepare.py."
+                f"{origin} (sha256 {tokenizer.sha256[:12]}). Name the store of this vocabulary, or prepare another one with "
+                "pretrain/prepare.py and the setting tokenizer.path."
             )
         if tokenizer.preprocess != self.preprocess:
             raise InputError(

@@ -418,7 +418,8 @@ def _fill_in_options(cloze: ClozeText, options: Options, tokenizer: Tokenizer) -
     if len(options) != len(cloze.blanks) or isinstance(options, str) or any(isinstance(each, str) for each in options):
         raise InputError(
             f"options={options!r:.60} is invalid: it must have one list of answers for each blank, and {cloze.text!r} has "
-            f"{counted(len(cloze.blanks), 'blank')}. With pretrain/fill.py, repeat --options."
+            f"{counted(len(cloze.blanks), 'blank')}. On the command line, separate the answers for a blank by commas, and repeat "
+            "--options for each blank."
         )
     if any(blank.has_length for blank in cloze.blanks):
         raise InputError(

@@ -11,8 +11,13 @@ from xlpre.common.errors import InputError
 SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")  # escape of half of a character outside 16 bits
 
 
-def parse_object(text: str, location: str) -> dict[str, Any]:
+def parse_object(text: str, location: str, is_line: bool = True) -> dict[str, Any]:
     """Return the JSON object in a text. Error messages start with `location`.
+
+    Args:
+        text: the text.
+        location: file, and line if there are several objects.
+        is_line: True if the file must have one object per line.
 
     Raises:
         InputError: the text is not a JSON object, or contains an unpaired surrogate.
@@ -24,7 +29,7 @@ def parse_object(text: str, location: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         is_truncated = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
         remedy = (
-            (_jsonl_remedy(text) or " The JSON text is truncated. Complete it, or download it again.")
+            ((is_line and _jsonl_remedy(text)) or " The JSON text is truncated. Complete it, or download it again.")
             if is_truncated
             else ""
         )
@@ -38,7 +43,7 @@ def parse_object(text: str, location: str) -> dict[str, Any]:
         ) from None
     if not isinstance(value, dict):
         is_list_of_objects = value and isinstance(value, list) and isinstance(value[0], dict)
-        remedy = _jsonl_remedy(text) if is_list_of_objects else ""
+        remedy = _jsonl_remedy(text) if is_line and is_list_of_objects else ""
         raise InputError(f"{location}: must be a JSON object, not a {type(value).__name__}.{remedy}")
     return value
 

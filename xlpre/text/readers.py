@@ -108,6 +108,8 @@ def _remedy(error: Exception) -> str:
         return f". {advice}" if (advice := os_errors.remedy(number)) else ""
     if "too much memory" in str(error):
         return ". It was compressed with a long window: zstd -dc --long=31 FILE | zstd -o NEW_FILE"
+    if isinstance(error, gzip.BadGzipFile):
+        return ". Rename the file if it is not compressed; otherwise, download it again."
     return ". The file is damaged; download it again."
 
 

@@ -5,6 +5,7 @@ docs/ablations.md describes the file.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Sequence
@@ -257,7 +258,7 @@ class Ablation:
         inputs: list[Any] = []  # of the checked stages after pretraining
         for stage in self.stages:
             if isinstance(stage, Evaluation | Finetuning):
-                read = (stage.config.task, stage.config.data) if isinstance(stage, Finetuning) else stage.cli_args
+                read = stage.inputs_to_check
                 if read not in inputs:
                     inputs.append(read)
                     checked.append(stage)
@@ -315,9 +316,10 @@ class Ablation:
                     raise InputError("it has no task. Add task=NAME, such as task=glue/mrpc.")
             except InputError as error:
                 raise InputError(f"{self.path}: finetune.tasks.{task}, row {row}: {error}") from None
-            tunings.append(stage)
+            # a row or the command line may set another model
+            tunings.append(stage if run else dataclasses.replace(stage, model=str(stage.config.init_from)))
         if not run:
-            model = str(tunings[0].config.init_from)  # a row may set it
+            model = tunings[0].model
             if tunings[0].config.from_scratch or seed != self.seeds[0]:
                 return tunings
         evaluations: list[Evaluation | Finetuning] = [

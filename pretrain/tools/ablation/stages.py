@@ -240,6 +240,11 @@ class Evaluation(ModelStage):
     def result_file(self) -> Path:
         """File with the result."""
 
+    @property
+    def inputs_to_check(self) -> Any:
+        """Files that `check_inputs` reads."""
+        return self.cli_args
+
     def check_inputs(self) -> None:
         """Raise InputError if a file or folder does not exist."""
         for path in getattr(_parse_cli_args(self.kind, self.cli_args), self.kind):
@@ -348,10 +353,17 @@ class Finetuning(ModelStage):
         """Settings of the fine-tuning."""
         return load_finetune_config(self.file, self.arguments[2:])
 
+    @property
+    def inputs_to_check(self) -> Any:
+        """Task, data, and the model if it exists already, which `check_inputs` reads."""
+        return self.config.task, self.config.data, self.model if self.pretraining is None else None
+
     def check_inputs(self) -> None:
-        """Raise InputError if the run cannot start because of its examples."""
+        """Raise InputError if the run cannot start because of its examples or its model."""
         from finetune.trainer.inputs import read_examples
 
+        if self.pretraining is None and not resolve_model_dir(self.model).exists():
+            raise InputError(f"init_from={self.model} is invalid: there is no such folder. Correct the path.")
         read_examples(self.config)
 
     def is_finished(self) -> bool:

@@ -40,6 +40,15 @@ def test_the_old_file_stays_until_the_new_one_is_complete(tmp_path):
     assert (tmp_path / "a").read_text() == "new"
 
 
+def test_a_link_stays_and_the_file_that_it_points_to_is_replaced(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder/file")
+    for text in ("first", "second"):
+        with atomic_write(tmp_path / "link") as partial:
+            partial.write_text(text)
+        assert (tmp_path / "link").is_symlink() and (tmp_path / "folder/file").read_text() == text
+
+
 def test_temporary_folders_of_a_killed_process_are_removed(tmp_path):
     code = (
         "import os, signal, sys; from xlpre.common.files import atomic_dir\n"

@@ -435,6 +435,15 @@ def test_settings_of_weights_are_read_as_a_run_reads_them(write, task):
     )
     evaluations = {stage.row: stage.model for stage in Ablation(path).stages if not isinstance(stage, Finetuning)}
     assert evaluations == {"plain": "some/model", "same": "some/model", "other": str(Path.home() / "x")}
+    of_other_model = Ablation(path, ["init_from=some/other"])  # the settings of a row win
+    models = {stage.row: stage.model for stage in of_other_model.stages if isinstance(stage, Finetuning)}
+    assert models == dict.fromkeys(("plain", "same", "scratch"), "some/other") | {"other": str(Path.home() / "x")}
+
+
+def test_fine_tuning_of_a_model_that_does_not_exist_is_refused_before_anything_runs(write, task):
+    path = write({"plain": []}, base="", model="some/model", finetune={**task, "seeds": 1})
+    with pytest.raises(ValueError, match="init_from=no/model is invalid: there is no such folder"):
+        Ablation(path, ["init_from=no/model"]).check_inputs()
 
 
 @pytest.mark.parametrize("has_pretraining", [True, False])

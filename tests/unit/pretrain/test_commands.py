@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from pretrain import prepare, quickstart, run, train_tokenizer
 from pretrain.config import EvalConfig, PretrainConfig
 from pretrain.trainer.samples import Samples
 from tests.conftest import REPOSITORY
@@ -26,6 +27,12 @@ def test_no_command_shadows_a_library_when_its_folder_comes_first_on_the_path(pa
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if not entry.endswith("pretrain")])
     if path.stem != "__init__":
         assert importlib.util.find_spec(path.stem) is None
+
+
+@pytest.mark.parametrize("command", [prepare, quickstart, run, train_tokenizer])
+def test_a_command_without_a_preset_is_refused_before_it_starts(command):
+    with pytest.raises(ValueError, match="--config is missing. Pass a preset"):
+        command.main(["name=some"])
 
 
 def test_local_rank_of_the_launcher_is_ignored():

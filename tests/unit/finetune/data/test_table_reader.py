@@ -58,7 +58,7 @@ def test_a_folder_is_refused_with_the_name_of_the_dataset_in_it(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.tsv", b"a\tb\n1\n", "a.tsv, line 2: .*1 columns instead of 2 .a, b."),
+        ("a.tsv", b"a\tb\n1\n", "a.tsv, line 2: .*1 column instead of 2 .a, b."),
         ("a.tsv", b"a\n\xff\n", "a.tsv, line 2: not UTF-8"),
         ("a.csv", b'a\n"x" y\n', "a.csv, line 2: not CSV"),
         ("a.csv", b'a\nx\n"y\n', "a.csv, line 3: not CSV"),

@@ -104,7 +104,7 @@ def test_predictions_are_written_as_a_run_that_can_be_read(make_task, tmp_path):
         ({"qrels.txt": QRELS + "1 0 a 1\n"}, "qrels.txt, line 6: document 'a' .*twice for query '1'"),
         ({"queries.tsv": "1\tone\n1\ttwo\n"}, "queries.tsv, line 2: id '1' occurs twice"),
         ({"queries.tsv": "1\t\n"}, "queries.tsv, line 1: .*'text' is empty"),
-        ({"queries.tsv": "1\n"}, "queries.tsv, line 1: .*1 columns instead of 2 .id, text"),
+        ({"queries.tsv": "1\n"}, "queries.tsv, line 1: .*1 column instead of 2 .id, text"),
         ({"documents.jsonl": '{"text": "x"}\n'}, "documents.jsonl, line 1: .*no column 'id'"),
     ],
 )

@@ -94,6 +94,7 @@ def test_a_line_without_answers_has_no_label(tmp_path):
         ("2.0", {"answers": "bi"}, "q1: 'answers' .*list"),
         ("2.0", {"answers": {"text": ["bi"], "answer_start": []}}, "q1: 'answers' .*same length"),
         ("2.0", {"is_impossible": True}, "q1: is_impossible=true .*answers"),
+        ("2.0", {"is_impossible": False, "answers": []}, "q1: is_impossible=false .*no answers"),
         ("2.0", {"question": " "}, "q1: .*'question' is empty"),
         ("1.1", {"answers": []}, "q1: .*no answer.* task=squad/2.0"),
         ("2.0", {"answers": [{"text": "bi", "answer_start": "8"}]}, "q1: answer_start='8' .*integer"),
