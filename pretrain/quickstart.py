@@ -122,7 +122,8 @@ def show_samples(config: PretrainConfig) -> None:
             "token. In the second case, set eval.sentences to sentences with ____."
         )
         return
-    print(f"\npredictions for blanks in validation text at step {record['step']:,}:\n")
+    origin = "the sentences of eval.sentences" if config.eval.sentences else "validation text"
+    print(f"\npredictions for blanks in {origin} at step {record['step']:,}:\n")
     for result in record["results"]:
         print(format_result(ClozeResult(**result)))
     fill = os.path.relpath(Path(__file__).with_name("fill.py"))

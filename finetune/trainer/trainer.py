@@ -310,11 +310,21 @@ def _describe(inputs: RunInputs, context: TrainingContext, remaining: Sequence[i
     return (
         f"{config.name}: task {config.task}; examples: {examples}\n"
         f"{_describe_labels(inputs.task.label_names, inputs.train.examples)}"
+        f"{_describe_overlap(inputs) if config.data.train else ''}"
         f"model: {source} {config.init_from} ({model_config.n_layer} layers, d_model {model_config.d_model})\n"
         f"training: {seeds}; {config.train.steps:,} steps ({epochs:.1f} epochs), {lr}\n"
         f"{context.describe()}\n"
         f"output: {config.run_dir}"
     )
+
+
+def _describe_overlap(inputs: RunInputs) -> str:
+    """Return a warning for each dev split that has texts of training examples."""
+    texts, lines = {example.texts for example in inputs.train.examples}, ""
+    for split in inputs.dev:
+        if n_common := sum(example.texts in texts for example in split.examples):
+            lines += f"warning: {n_common:,} of {len(split.examples):,} {split.name} examples have the text of a training example\n"
+    return lines
 
 
 def _describe_labels(names: Sequence[str], examples: Sequence[Example]) -> str:

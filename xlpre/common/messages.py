@@ -11,5 +11,7 @@ def counted(n: int, noun: str) -> str:
 
 
 def as_yaml(value: Any) -> str:
-    """Return the value of a setting as a user writes it: `null` for None, `true` for True."""
+    """Return the value of a setting as a user writes it on a command line: `null` for None, `true` for True, `[a,b]` for a list."""
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(as_yaml, value))}]"
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)

@@ -41,6 +41,7 @@ CONVERSION_RULES = (  # OmegaConf's messages, and what the value must be
     (r"Incompatible value 'None' for field of type 'int'", "an integer"),
     (r"Incompatible value 'None' for field of type 'float'", "a number"),
     (r"Incompatible value 'None' for field of type 'bool'", "true or false"),
+    (r"Incompatible value 'None' for field of type 'str'", "text"),
     (r"Invalid type assigned: NoneType is not a subclass of str", "text"),
 )
 

@@ -189,7 +189,8 @@ class TokenStore:
     def _read_meta(self) -> dict[str, Any]:
         if is_nothing(self.path):
             raise InputError(
-                f"data.store_dir={self.path} is invalid: there is no token store. Run pretrain/prepare.py with the same settings."
+                f"data.store_dir={self.path} is invalid: there is no token store. Run pretrain/prepare.py with the same settings, or "
+                "name another store."
             )
         if not is_store(self.path):
             inside = sorted(path.parent for path in self.path.glob(f"*/{META}") if is_store(path.parent))

@@ -53,7 +53,7 @@ def find_blanks(text: str) -> Iterator[Blank]:
         longest = int(match["longest"] or shortest)
         if not 1 <= shortest <= longest:
             raise InputError(
-                f"{match[0]} is invalid: the number of pieces of a blank is at least 1, or a range. "
+                f"{match[0]} is invalid: the number of pieces of a blank is at least 1, or an increasing range. "
                 f"Write {BLANK}{{3}} or {BLANK}{{1,4}}."
             )
         yield Blank(*match.span(), shortest, longest, bool(match["length"]))

@@ -337,9 +337,12 @@ def _matching_files(pattern: str, config: TextConfig, key: str) -> list[Path]:
         pattern, _, _ = split_range(pattern, key)
     paths = [Path(pattern)] if Path(pattern).is_file() else sorted(map(Path, glob.glob(pattern, recursive=True)))
     if not paths:
-        raise InputError(
-            f"{key}={pattern} is invalid: no file matches it. Set a glob such as 'wiki/*.txt.gz', docstrings, or hf:OWNER/NAME."
-        )
+        remedy = "Set a glob such as 'wiki/*.txt.gz', docstrings, or hf:OWNER/NAME."
+        if not is_verbatim and split_range(pattern)[0] != pattern:
+            remedy = "A range of bytes needs text.line_type=verbatim."
+        elif "," in pattern:
+            remedy = "For several sources, set text.mixture (docs/data.md)."
+        raise InputError(f"{key}={pattern} is invalid: no file matches it. {remedy}")
     unique: dict[str, Path] = {}
     for path in paths:
         unique.setdefault(os.path.realpath(path), path)  # `**` also follows links to folders

@@ -214,7 +214,7 @@ def test_a_dotted_key_in_a_file_is_refused_with_the_nested_form(tmp_path):
     [
         ("data.pairs=3", r"^data.pairs=3 is invalid: it must be true or false"),
         ("model.cutoffs=5", r"^model.cutoffs=5 is invalid: it must be a list .*\. Set model.cutoffs=\[5\]\.$"),
-        ("text.mixture=[a]", r"^text.mixture=\['a'\] is invalid: it must be a mapping"),
+        ("text.mixture=[a]", r"^text.mixture=\[a\] is invalid: it must be a mapping"),
         ("train.steps=", r"^train.steps= is invalid: the value is empty; it must be an integer"),
         ("text.max_chars=1e6", r"text.max_chars=1000000.0 is invalid: .* Set text.max_chars=1000000\."),
         ("optim.lr=x", r"^optim.lr=x is invalid: it must be a number"),
