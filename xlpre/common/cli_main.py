@@ -84,7 +84,8 @@ def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """Return a warning of this project without its place in the code, and others as Python does."""
-    if Path(filename).is_relative_to(Path(__file__).parents[2]) and issubclass(category, UserWarning):
+    packages = [Path(__file__).parents[2] / name for name in ("xlpre", "pretrain", "finetune")]
+    if issubclass(category, UserWarning) and any(map(Path(filename).is_relative_to, packages)):
         return f"warning: {message}\n"
     return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
