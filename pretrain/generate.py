@@ -69,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     text = _read_stdin() if prompt == "-" else prompt
     if n_unknown := int((encode_prompt(lm.tokenizer, text) == UNK).sum()):
         verb = "is" if n_unknown == 1 else "are"
-        note = f"note: {counted(n_unknown, 'token')} of the prompt {verb} <unk>: the vocabulary lacks characters"
+        lacking = "words" if lm.tokenizer.kind == "words" else "characters"
+        note = f"note: {counted(n_unknown, 'token')} of the prompt {verb} <unk>: the vocabulary lacks {lacking}"
         print(note, file=sys.stderr, flush=True)
     if args.num_samples == 1:
         print(text, end="", flush=True)

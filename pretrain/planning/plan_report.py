@@ -7,7 +7,7 @@ import math
 
 from pretrain.planning.plan import SECONDS_PER_DAY, STAGES, USABLE_FRACTION, Plan
 from xlpre.common.errors import InputError
-from xlpre.common.messages import counted
+from xlpre.common.messages import as_yaml, counted
 from xlpre.model.kernels.backend import HAS_TRITON
 from xlpre.training.metrics_writer import format_duration
 
@@ -94,8 +94,14 @@ def _describe_memory(plan: Plan, stage: int, micro_batch_size: int) -> list[str]
     lines.append(f"  {'largest micro-batch that fits':36}" + "".join(f"{size or '-':>10}" for size in largest))
     if not plan.fits(stage, micro_batch_size):
         return [*lines, "  Nothing fits: use more GPUs, a smaller model, or a shorter data.seq_len or model.mem_len."]
-    configured = plan.config.train.micro_batch_size or plan.rows_per_gpu
-    instead = f" (configured: train.micro_batch_size={configured})" * (configured != micro_batch_size)
+    configured = plan.config.train.micro_batch_size
+    instead = f" (configured: train.micro_batch_size={as_yaml(configured)})" * (
+        (configured or plan.rows_per_gpu) != micro_batch_size
+    )
+    if configured and plan.rows_per_gpu % configured:
+        lines.append(
+            f"  train.micro_batch_size={configured} is invalid: it must divide the {plan.rows_per_gpu} rows of a GPU."
+        )
     backend, configured_backend = plan.model.attention_backend, plan.config.model.attention_backend
     if backend != configured_backend:
         reason = "" if HAS_TRITON else "; with the package triton it would be `triton`, which needs less"

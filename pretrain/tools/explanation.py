@@ -177,7 +177,7 @@ def explain(
     pieces = tokenizer.pieces
     return Explanation(
         f"{config.objective.name}, {data.seq_len} tokens ({data.reuse_len} reused), {direction}, seed {config.seed}, step {step}",
-        [objective.description, *_notes(windows, data, len(ids) - 1)],
+        [objective.description, *_mixture_notes(config), *_notes(windows, data, len(ids) - 1)],
         pieces=[pieces[i] for i in windows.ids[0]],
         input_pieces=[pieces[i] for i in inputs.input_ids[0]],
         segments=[SEGMENT_NAMES[i] for i in windows.segments[0]],
@@ -220,6 +220,16 @@ def fit_window(data: DataConfig, n_tokens: int) -> DataConfig:
         return data
     reuse_len = seq_len if plain else max(1, min(seq_len * data.reuse_len // data.seq_len, n_tokens - 2))
     return dataclasses.replace(data, seq_len=seq_len, reuse_len=reuse_len)
+
+
+def _mixture_notes(config: PretrainConfig) -> list[str]:
+    """Return a sentence for each other kind of order in the mixture of the objective."""
+    orders = {
+        "left_to_right": "predict their targets from left to right, as a causal model",
+        "independent": "predict each target from the context alone, as a masked language model",
+    }
+    fractions = {name: getattr(config.objective, name) for name in orders}
+    return [f"{fraction:.0%} of the rows {orders[name]}." for name, fraction in fractions.items() if fraction]
 
 
 def _notes(windows: Windows, data: DataConfig, n_tokens: int) -> list[str]:

@@ -219,6 +219,10 @@ def _read_yaml(path: Path, extending: tuple[Path, ...]) -> DictConfig:
         raise InputError(f"{path}: no such file. The presets are in configs/.") from None
     except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
         message, remedy = " ".join(str(error).split()), "Correct the file."
+        if path.is_dir():
+            raise InputError(
+                f"{path} is invalid: it is a folder. Name a file, such as {path / 'config.yaml'}."
+            ) from None
         if "flow sequence" in message:
             remedy = "Put entries that contain brackets in quotes, as in ['data.text=[title]']."
         raise InputError(f"{path}: cannot be read as YAML ({message}). {remedy}") from None

@@ -262,6 +262,6 @@ def read_arrays(path: Path) -> tuple[dict[str, Tensor], Path]:
         raise InputError(
             f"{path} is invalid: sharded {pickled.name} files are not supported. Save the model as safetensors with transformers."
         )
-    raise InputError(
-        f"{path} is invalid: it has neither model.safetensors nor pytorch_model.bin. Copy the whole folder."
-    )
+    saved = next(iter(sorted(path.glob("*.pt"))), None)
+    remedy = f"For a Transformer-XL, name the file: {saved}." if saved else "Copy the whole folder."
+    raise InputError(f"{path} is invalid: it has neither model.safetensors nor pytorch_model.bin. {remedy}")

@@ -24,6 +24,7 @@ from xlpre.text.document import (
     documents_from_lines,
     documents_from_parts,
     documents_from_rows,
+    first_characters,
 )
 from xlpre.text.hub import dataset_files, is_hf_dataset, iterate_rows, open_stream
 from xlpre.text.readers import (
@@ -64,7 +65,8 @@ class TextConfig:
             language-modeling benchmarks. `FILE[BEGIN:END]` is a range of its bytes, as in `enwik8.gz[0:90000000]`. It needs a
             vocabulary of bytes, characters or words, and `val_source`.
         split: split of a hub dataset.
-        max_chars: number of characters after which reading a source stops, at the end of a document. null: no limit.
+        max_chars: number of characters after which reading a source stops: at the end of a document, or with
+            `line_type=verbatim` exactly there. null: no limit.
         deduplicate: drop documents whose text is identical to that of an earlier document, and training documents that are also in
             `val_source`.
         val_fraction: fraction of the documents for validation. They are selected by a hash of their text.
@@ -219,6 +221,8 @@ def read_units(units: Sequence[ReadUnit], config: TextConfig, counter: ByteCount
         for document in _read_unit(unit, config, counter):
             if n_chars >= limit:
                 return
+            if config.line_type == "verbatim" and config.max_chars is not None:
+                document = first_characters(document, config.max_chars - n_chars)
             n_chars += sum(map(len, document))
             yield document
 
@@ -340,6 +344,8 @@ def _matching_files(pattern: str, config: TextConfig, key: str) -> list[Path]:
         remedy = "Set a glob such as 'wiki/*.txt.gz', docstrings, or hf:OWNER/NAME."
         if not is_verbatim and split_range(pattern)[0] != pattern:
             remedy = "A range of bytes needs text.line_type=verbatim."
+        elif is_verbatim and "[" in pattern:
+            remedy = "Write a range of bytes as FILE[BEGIN:END], with numbers from 0 on."
         elif "," in pattern:
             remedy = "For several sources, set text.mixture (docs/data.md)."
         raise InputError(f"{key}={pattern} is invalid: no file matches it. {remedy}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import Any, Literal
 
 from xlpre.common.errors import InputError
@@ -62,6 +63,12 @@ def documents_from_parts(parts: Iterable[str], n_chars: int) -> Iterator[Documen
             document, size = [], 0
     if document:
         yield document
+
+
+def first_characters(document: Document, n_chars: int) -> Document:
+    """Return the first `n_chars` characters of a verbatim document."""
+    starts = accumulate(map(len, document), initial=0)
+    return [part[: n_chars - start] for part, start in zip(document, starts, strict=False) if start < n_chars]
 
 
 def documents_from_rows(

@@ -39,6 +39,24 @@ KNOWN_KEYS = UNSUPPORTED_KEYS | frozenset(
         "vocabulary_size wall_clock_breakdown wandb zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization"
     ).split()
 )
+# keys of zero_optimization, compared in the same way
+ZERO_KEYS = frozenset(
+    (  # noqa: SIM905
+        "allgather_bucket_size allgather_partitions allgather_sequential compute_grad_norm contiguous_gradients "
+        "cpu_offload cpu_offload_param cpu_offload_use_pin_memory elastic_checkpoint enable_sanity_checks "
+        "gather_16bit_weights_on_model_save ignore_unused_parameters leaf_module legacy_stage1 load_from_fp32_weights "
+        "log_trace_cache_warnings max_live_parameters max_reuse_distance memory_efficient_linear "
+        "model_persistence_threshold module_granularity_threshold offload_optimizer offload_param overlap_comm "
+        "override_module_apply param_persistence_threshold parameter_alignment pipeline_loading_checkpoint "
+        "prefetch_bucket_size reduce_bucket_size reduce_scatter round_robin_gradients save_muon_momentum_buffer_in_memory "
+        "stage stage3_allgather_sequential stage3_gather_16bit_weights_on_model_save "
+        "stage3_gather_fp16_weights_on_model_save stage3_max_live_parameters stage3_max_reuse_distance "
+        "stage3_model_persistence_threshold stage3_module_granularity_threshold stage3_param_persistence_threshold "
+        "stage3_prefetch_bucket_size stage3_use_all_reduce_for_fetch_params sub_group_size "
+        "use_all_reduce_for_fetch_params use_multi_rank_bucket_allreduce zenflow zero_hpz_partition_size "
+        "zero_quantized_gradients zero_quantized_nontrainable_weights zero_quantized_weights"
+    ).split()
+)
 OFFLOAD_GROUPS = ("offload_optimizer", "offload_param")  # keys of zero_optimization
 # groups that have no effect, or another effect, without ZeRO
 ZERO_GROUPS = {"zero_optimization", "data_types", "torch_autocast", "compile"}
@@ -65,6 +83,11 @@ def check_overrides(overrides: Mapping[str, Any]) -> None:
             raise InputError(f"deepspeed.{key} is invalid: DeepSpeed has no such setting; {suggestion}")
     zero = overrides.get("zero_optimization", {})
     _check_mapping("deepspeed.zero_optimization", zero, "stage: 2")
+    for name in zero.keys() - ZERO_KEYS:
+        raise InputError(
+            f"deepspeed.zero_optimization.{name} is invalid: DeepSpeed has no such setting; "
+            + (suggest_key(name, sorted(ZERO_KEYS)) or "see the configuration reference of DeepSpeed")
+        )
     for name in OFFLOAD_GROUPS:
         _check_mapping(f"deepspeed.zero_optimization.{name}", zero.get(name, {}), "device: cpu")
     for name in (name for name, value in zero.items() if value == "auto"):

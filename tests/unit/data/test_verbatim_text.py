@@ -59,6 +59,17 @@ def test_a_store_of_bytes_is_the_file(tmp_path, suffix):
     assert store.tokenizer().kind == "bytes" and store.unigram.sum() == 200
 
 
+@pytest.mark.parametrize("max_chars", [1, 30, 150, 1000])
+def test_max_chars_is_the_exact_length_of_a_verbatim_text(tmp_path, max_chars, monkeypatch):
+    monkeypatch.setattr(readers, "PART_BYTES", 40)
+    text = "one two\nthree\n" * 20
+    for name in "ab":
+        (tmp_path / name).write_text(text)
+    build_store(tmp_path / "store", verbatim(tmp_path / "a", tmp_path / "b", max_chars=max_chars), ByteTokenizer())
+    store = TokenStore(tmp_path / "store")
+    assert stored_bytes(store.train) == stored_bytes(store.validation) == text[:max_chars].encode()
+
+
 def test_words_of_a_benchmark_are_counted_in_the_training_text_only(tmp_path):
     (tmp_path / "wiki.train.tokens").write_text(" \n = Title = \n \n the cat . \n the end . \n")
     (tmp_path / "wiki.valid.tokens").write_text(" the new cat \n \n")
