@@ -135,9 +135,10 @@ class ModelCard:
 
 {_table(record.evaluation) or UNKNOWN_EVALUATION}
 {f"{chr(10)}{record.evaluation_note}{chr(10)}" if record.evaluation_note else ""}
-## Reference
+## References
 
-Yang et al., 2019: XLNet: Generalized Autoregressive Pretraining for Language Understanding ([arXiv:1906.08237](https://arxiv.org/abs/1906.08237)).
+- Yang et al., 2019: XLNet: Generalized Autoregressive Pretraining for Language Understanding ([arXiv:1906.08237](https://arxiv.org/abs/1906.08237)).
+- Dai et al., 2019: Transformer-XL: Attentive Language Models Beyond a Fixed-Length Context ([arXiv:1901.02860](https://arxiv.org/abs/1901.02860)).
 """
 
 
