@@ -38,7 +38,7 @@ def assert_refused(result, pattern):
         ("model.init_std=0", "model.init_std", 0.0, "positive"),
         ("data.pairs=3", "data.pairs", 3, "true or false"),
         ("model.cutoffs=5", "model.cutoffs", 5, "list"),
-        ("text.mixture=[a]", "text.mixture", ["a"], "mapping"),
+        ("text.mixture=[a]", "text.mixture", "[a]", "mapping"),
         ("seed=99999999999999999999999", "seed", 99999999999999999999999, "at most 9223372036854775807"),
         ("name=", "name", "''", "must not be empty"),
         ("name=..", "name", "'..'", r"`\.\.`"),
