@@ -195,15 +195,24 @@ class Comm:
 
     def all_reduce_max(self, *values: float) -> list[float]:
         """Return the maximum of each value over all processes."""
-        return self._start(values, dist.ReduceOp.MAX)()
+        return self._reduce(values, dist.ReduceOp.MAX)
 
     def start_all_reduce_max(self, *values: float) -> Callable[[], list[float]]:
         """Start `all_reduce_max` in the background. The function that it returns waits for the result."""
-        return self._start(values, dist.ReduceOp.MAX)
+        tensor = torch.tensor(values, dtype=torch.float64)
+        if self._group is None:
+            return tensor.tolist
+        work = dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+        def wait() -> list[float]:
+            work.wait()
+            return tensor.tolist()
+
+        return wait
 
     def all_reduce_sum(self, *values: float) -> list[float]:
         """Return the sum of each value over all processes."""
-        return self._start(values, dist.ReduceOp.SUM)()
+        return self._reduce(values, dist.ReduceOp.SUM)
 
     def broadcast(self, value: T) -> T:
         """Return the `value` of rank 0 on every process."""
@@ -247,14 +256,9 @@ class Comm:
         if self._group is not None:
             dist.barrier(self._group)
 
-    def _start(self, values: tuple[float, ...], operation: dist.ReduceOp.RedOpType) -> Callable[[], list[float]]:
-        tensor = torch.tensor(values, dtype=torch.float64)
+    def _reduce(self, values: tuple[float, ...], operation: dist.ReduceOp.RedOpType) -> list[float]:
         if self._group is None:
-            return tensor.tolist
-        work = dist.all_reduce(tensor, operation, group=self._group, async_op=True)
-
-        def wait() -> list[float]:
-            work.wait()
-            return tensor.tolist()
-
-        return wait
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, operation, group=self._group)
+        return tensor.tolist()
