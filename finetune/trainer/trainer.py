@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,8 @@ class Trainer:
         if saved:
             inputs.check_resumable(saved, manifest, self._manifest)
         if is_rank_zero() and checkpoint.list_all(checkpoints):
-            print(_describe_resume(seed, saved, manifest, checkpoint.list_incomplete(checkpoints, saved)), flush=True)
+            start = f"resumes from {saved} at step {manifest['step']:,}" if saved else "starts at step 0"
+            print(f"seed {seed}: {start}{checkpoint.describe_incomplete(checkpoints, saved)}", flush=True)
         self._writer = CheckpointWriter(
             checkpoints,
             self.context.comm,
@@ -269,15 +270,6 @@ class Trainer:
         )
         if saved:
             load_state(self.engine, weights, checkpoint.saved_moments(saved, manifest), manifest["counters"])
-
-
-def _describe_resume(seed: int, saved: Path | None, manifest: Mapping[str, Any], incomplete: Sequence[Path]) -> str:
-    """Return a line about the checkpoint from which a run resumes, and about newer ones that are damaged."""
-    start = f"resumes from {saved} at step {manifest['step']:,}" if saved else "starts at step 0"
-    if incomplete:
-        names = ", ".join(path.name for path in incomplete)
-        start += f" (skipped checkpoints with missing, truncated or damaged files: {names})"
-    return f"seed {seed}: {start}"
 
 
 def _start_training(config: FinetuneConfig, model_config: ModelConfig) -> TrainingContext:

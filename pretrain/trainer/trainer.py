@@ -383,9 +383,7 @@ class Trainer:
                     f", which has no recurrent memory (train.save_memory): to fill it, the last {counted(self._n_rewarmed, 'window')} "
                     "of each batch row were read again, and losses differ slightly from those of a run without the interruption"
                 )
-        if incomplete := checkpoint.list_incomplete(checkpoints_dir(config), saved):
-            names = ", ".join(path.name for path in incomplete)
-            start += f" (skipped checkpoints with missing, truncated or damaged files: {names})"
+        start += checkpoint.describe_incomplete(checkpoints_dir(config), saved)
         if self._has_new_eval_protocol:
             start += "; the eval settings changed: validation losses are not comparable with earlier ones, and best/ starts again"
         notes = [

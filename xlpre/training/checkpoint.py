@@ -86,6 +86,12 @@ def list_incomplete(folder: Path, latest: Path | None) -> list[Path]:
     return [path for path in list_all(folder) if latest is None or step_of(path) > step_of(latest)]
 
 
+def describe_incomplete(folder: Path, latest: Path | None) -> str:
+    """Return a note on the checkpoints that `list_incomplete` lists, in parentheses; an empty string if all are complete."""
+    names = ", ".join(path.name for path in list_incomplete(folder, latest))
+    return f" (skipped checkpoints with missing, truncated or damaged files: {names})" if names else ""
+
+
 def find_latest_valid(folder: Path, comm: Comm | None = None) -> Path | None:
     """Return the latest checkpoint whose checksums are correct, or None if there is no checkpoint.
 
